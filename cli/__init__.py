@@ -1,0 +1,1 @@
+"""The command line and everything people look at: tables, JSON, Perfetto traces."""

@@ -1,0 +1,121 @@
+"""`Candidate`: one way of splitting the training over the cluster; its fields are the knobs.
+
+The space makes candidates, `lower` turns one into tasks, `--fix` pins fields of it by name, and
+plan.yaml stores it under `candidate`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from claw_plan.planner.errors import PlanError
+from claw_plan.profiles.errors import near_matches
+
+MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Candidate:
+    """The knobs. Degrees multiply to the number of devices the plan uses.
+
+    `zero` says what `dp_shard` shards: 1 the optimizer, 2 + gradients, 3 + parameters.
+    `reshard_after_forward` frees gathered parameters between forward and backward.
+    `recompute` is 'none', or 'full': every block keeps its input only.
+    `bucket_bytes` is the size of one gradient all-reduce where dp_replicate works without
+    sharding. `mesh_order` names the axes from the slowest to the fastest over the devices.
+    """
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    zero: int = 3
+    reshard_after_forward: bool = True
+    sequence_parallel: bool = False
+    schedule: str = "1F1B"
+    stages_per_rank: int = 1
+    microbatch_size: int = 1
+    recompute: str = "none"
+    bucket_bytes: int = 25_000_000
+    collective: str = "auto"
+    codec: str = "none"
+    offload: str = "none"
+    mesh_order: tuple[str, ...] = MESH_ORDER
+
+    def __post_init__(self) -> None:
+        for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "microbatch_size"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} is at least 1, but got {name}={getattr(self, name)}")
+        if sorted(self.mesh_order) != sorted(MESH_ORDER):
+            raise PlanError(f"mesh_order names {MESH_ORDER} once each, but got {self.mesh_order=}")
+
+    @property
+    def dp(self) -> int:
+        """Number of data-parallel replicas and shards together."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def num_devices(self) -> int:
+        """Devices the candidate uses."""
+        return self.pp * self.dp * self.cp * self.tp
+
+    def num_microbatches(self, global_batch: int) -> int:
+        """Microbatches a rank runs in a step; raises PlanError if the batch does not divide."""
+        count, rest = divmod(global_batch, self.dp * self.microbatch_size)
+        if rest or not count:
+            raise PlanError(
+                f"a global batch of {global_batch} does not divide into dp={self.dp} x "
+                f"microbatch_size={self.microbatch_size}"
+            )
+        return count
+
+    def short(self) -> str:
+        """The knobs that are not at their neutral value, in one line for people."""
+        parts = [
+            f"{name}={getattr(self, name)}"
+            for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+            if getattr(self, name) > 1
+        ] or ["one device"]
+        if self.pp > 1:
+            parts.append(self.schedule)
+        if self.dp_shard > 1:
+            parts.append("reshard" if self.reshard_after_forward else "no reshard")
+        if self.sequence_parallel:
+            parts.append("sequence parallel")
+        if self.recompute != "none":
+            parts.append(f"recompute {self.recompute}")
+        parts.append(f"microbatch {self.microbatch_size}")
+        return ", ".join(parts)
+
+
+def parse_fix(text: str) -> dict[str, Any]:
+    """'tp=2,pp=2,schedule=1F1B' to the pinned fields; raises PlanError naming the bad one."""
+    kinds = {field.name: field.type for field in fields(Candidate)}
+    pinned: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise PlanError(f"--fix takes knob=value pairs, as in tp=2,pp=2; got {part!r}")
+        if name not in kinds or name == "mesh_order":
+            raise PlanError(f"--fix: there is no knob {name!r}; {near_matches(name, kinds)}")
+        pinned[name] = _parse_value(name, value, str(kinds[name]))
+    return pinned
+
+
+def _parse_value(name: str, value: str, kind: str) -> Any:
+    if kind == "bool":
+        if value.lower() not in ("true", "false", "yes", "no"):
+            raise PlanError(f"--fix: {name} is true or false, but got {value!r}")
+        return value.lower() in ("true", "yes")
+    if kind == "int":
+        try:
+            number = int(value)
+        except ValueError:
+            raise PlanError(f"--fix: {name} is a whole number, but got {value!r}") from None
+        if number < 1:
+            raise PlanError(f"--fix: {name} is at least 1, but got {value!r}")
+        return number
+    return value

@@ -1,0 +1,196 @@
+"""`ModelGraph`: what one training step of a model costs, as arithmetic on batch and tp degree.
+
+A model is a chain of *units*: the prologue (all that runs before the first block), the blocks,
+and the epilogue (all after the last, the loss included). Pipeline stages are runs of units, FSDP
+groups are units, activation checkpoints are blocks. Units of equal structure share one
+`UnitCost`, so a model of 80 layers holds three.
+
+Every number that depends on the microbatch or on the tensor-parallel degree is an `Amount`, so a
+model is traced at small sizes once and read at any size exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+PLAIN, TENSOR, SEQUENCE = "plain", "tensor", "sequence"
+"""The variants of a unit's cost: no tensor parallelism, with it, and with sequence parallelism."""
+
+
+class Amount(NamedTuple):
+    """A count of the form  fixed + per_sample*b + (split_fixed + split_per_sample*b) / tp."""
+
+    fixed: int = 0
+    per_sample: int = 0
+    split_fixed: int = 0
+    split_per_sample: int = 0
+
+    def at(self, batch: int, tp: int = 1) -> int:
+        """Its value for `batch` samples a microbatch and a tensor-parallel degree, rounded up."""
+        split = self.split_fixed + self.split_per_sample * batch
+        return self.fixed + self.per_sample * batch + -(-split // tp)
+
+    def __add__(self, other: object) -> Amount:  # type: ignore[override]
+        if not isinstance(other, Amount):
+            return NotImplemented
+        return Amount(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One kernel. `kind` and `dims` are those of `profiles.work.OpWork`.
+
+    `module` is the fully qualified name of the innermost module it ran in. `flops`, `read_bytes`
+    and `written_bytes` are of one rank.
+    """
+
+    kind: str
+    target: str
+    module: str
+    dims: tuple[Amount, ...]
+    dtype: str
+    flops: Amount
+    read_bytes: Amount
+    written_bytes: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A tensor-parallel collective on the critical path; `bytes` is the full buffer."""
+
+    op: str
+    bytes: Amount
+    module: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCost:
+    """One forward and one backward of a unit for one microbatch, in execution order.
+
+    `saved_bytes`: what autograd keeps from forward to backward, parameters and unit input left
+    out. `input_bytes` and `output_bytes`: the hidden state that enters and leaves it.
+    `forward_peak_bytes` and `backward_peak_bytes`: the most that is alive in the pass beyond what
+    was alive at its start (saved tensors and gradients of the unit's parameters left out).
+    """
+
+    forward: tuple[Op | Exchange, ...]
+    backward: tuple[Op | Exchange, ...]
+    saved_bytes: Amount
+    input_bytes: Amount
+    output_bytes: Amount
+    forward_peak_bytes: Amount
+    backward_peak_bytes: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter, ties counted once under the first of its names.
+
+    `names` are all fully qualified names that hold it; `units` the indices of units that use it;
+    `tp_dim` the dimension tensor parallelism divides, None where every rank holds the whole.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    units: tuple[int, ...]
+    tp_dim: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The first name."""
+        return self.names[0]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        total = 1
+        for size in self.shape:
+            total *= size
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A link of the chain. `structure` indexes `ModelGraph.costs[variant]`.
+
+    `name` is the block's fully qualified name, or 'prologue' and 'epilogue'; `modules` are the
+    outermost modules it runs.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    structure: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorParallelRule:
+    """How tensor parallelism treats one module of every block; see `planner.tensor_parallel`.
+
+    `module` is relative to the block (''  is the block itself). `style` is 'region' (activations
+    enter whole), 'colwise' or 'rowwise'. `heads` is what must divide by the degree; `parts` how
+    many equal pieces a fused column weight holds (q, k, v: 3). `weight_dims` maps the module's
+    own parameters to the dimension that is divided. `blocks` are the structures it applies to.
+    """
+
+    module: str
+    style: str
+    heads: int
+    parts: int = 1
+    weight_dims: Mapping[str, int] = field(default_factory=dict)
+    structures: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """Everything the planner knows of a model.
+
+    `costs[variant][structure]` is a UnitCost; `tensor` and `sequence` are absent when no
+    tensor-parallel pair was found, with the reason in `no_tensor_parallel`. `tp_divides` is the
+    number every degree must divide. `cut_refused` maps a unit index to the reason why no
+    pipeline cut may lie before it. `seq_len` is None for models without a sequence.
+    `assumptions` are sentences the report prints.
+    """
+
+    name: str
+    fingerprint: str
+    parameters: tuple[Parameter, ...]
+    buffer_bytes: int
+    units: tuple[Unit, ...]
+    costs: Mapping[str, tuple[UnitCost, ...]]
+    tensor_parallel: tuple[TensorParallelRule, ...] = ()
+    no_tensor_parallel: str = ""
+    no_sequence_parallel: str = ""
+    tp_divides: int = 1
+    cut_refused: Mapping[int, str] = field(default_factory=dict)
+    seq_len: int | None = None
+    dtype: str = "float32"
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Elements of all parameters, tied ones once."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @property
+    def blocks(self) -> tuple[Unit, ...]:
+        """The units between prologue and epilogue."""
+        return self.units[1:-1]
+
+    def cost(self, unit: int, variant: str = PLAIN) -> UnitCost:
+        """The cost of the unit of that index."""
+        return self.costs[variant][self.units[unit].structure]
+
+    def flops(self, batch: int) -> tuple[int, int]:
+        """Forward and backward floating-point operations of the whole model for `batch` samples."""
+        forward = backward = 0
+        for index in range(len(self.units)):
+            cost = self.cost(index)
+            forward += sum(op.flops.at(batch) for op in cost.forward if isinstance(op, Op))
+            backward += sum(op.flops.at(batch) for op in cost.backward if isinstance(op, Op))
+        return forward, backward

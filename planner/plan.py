@@ -1,0 +1,167 @@
+"""`Plan`: all that the executor needs to train, and nothing to decide at run time.
+
+`plan.yaml` is this class written down. It stands alone: the model file is named relative to it
+with its hash, the cluster is inlined. `load_plan` reads one that a person may have edited and
+says what is wrong with it; `save_plan` writes atomically.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.profiles.files import read_yaml, validate, write_atomic
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PlanModel(_Part):
+    """Where the model comes from. `file` is relative to the plan's folder."""
+
+    file: str
+    sha256: str
+    build: str | None = None
+    inputs: str | None = None
+    parameters: int = Field(gt=0)
+
+
+class PlanTraining(_Part):
+    """What is trained: the same whatever the plan."""
+
+    global_batch: int = Field(gt=0)
+    seq_len: int | None = None
+    precision: Literal["float32", "bfloat16", "float16"]
+    optimizer: Literal["adamw", "sgd"]
+    learning_rate: float = Field(default=3e-4, gt=0)
+    seed: int = 0
+
+
+class PlanMesh(_Part):
+    """The device mesh; `devices` names node:device of rank 0, 1, …"""
+
+    axes: dict[str, int]
+    devices: list[str]
+
+
+class PlanSchedule(_Part):
+    """The pipeline schedule; `planner.schedules` expands it to actions."""
+
+    name: str
+    stages_per_rank: int = Field(gt=0)
+    num_microbatches: int = Field(gt=0)
+
+
+class PlanStage(_Part):
+    """The modules of one pipeline stage; 'h[0:6]' stands for six blocks."""
+
+    rank_group: int
+    modules: list[str]
+
+
+class PlanTie(_Part):
+    """One parameter under several names; its gradient is summed over the stages that hold it."""
+
+    parameters: list[str]
+    stages: list[int]
+    reduce: Literal["sum"] = "sum"
+
+
+class PlanTensorParallel(_Part):
+    """How tensor parallelism treats modules; '[*]' stands for every block.
+
+    `weight_dims` maps the module's own parameters to the dimension that is divided.
+    """
+
+    modules: str
+    style: Literal["region", "colwise", "rowwise"]
+    heads: int = 1
+    parts: int = 1
+    weight_dims: dict[str, int] = Field(default_factory=dict)
+
+
+class PlanSharding(_Part):
+    """Modules whose parameters are gathered together: one entry per FSDP group pattern."""
+
+    modules: str
+    zero: int
+    reshard_after_forward: bool
+
+
+class PlanCommunication(_Part):
+    """One kind of collective the plan uses."""
+
+    axis: str
+    op: str
+    algorithm: str = "auto"
+    codec: str = "none"
+
+
+class PlanPrediction(_Part):
+    """What the planner expects. `interval_ms` holds the step time with 90 % probability."""
+
+    step_time_ms: float
+    interval_ms: tuple[float, float]
+    samples_per_s: float
+    tokens_per_s: float | None
+    mfu: float | None
+    memory_gib: list[float]
+    profile: str
+    search: dict[str, Any]
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class Plan(_Part):
+    """A whole plan. `blocks` are the units between which stages may be cut, in order."""
+
+    version: Literal[1]
+    model: PlanModel
+    training: PlanTraining
+    cluster: dict[str, Any]
+    candidate: dict[str, Any]
+    mesh: PlanMesh
+    schedule: PlanSchedule
+    blocks: list[str]
+    stages: list[PlanStage]
+    tied: list[PlanTie] = Field(default_factory=list)
+    tensor_parallel: list[PlanTensorParallel] = Field(default_factory=list)
+    sharding: list[PlanSharding] = Field(default_factory=list)
+    communication: list[PlanCommunication] = Field(default_factory=list)
+    prediction: PlanPrediction | None = None
+
+    def knobs(self) -> Candidate:
+        """The candidate as a noun; raises PlanError when its values contradict each other."""
+        values = dict(self.candidate)
+        values["mesh_order"] = tuple(values.get("mesh_order", ()))
+        return Candidate(**values)
+
+
+def candidate_mapping(candidate: Candidate) -> dict[str, Any]:
+    """A candidate as it stands in plan.yaml."""
+    values = {f.name: getattr(candidate, f.name) for f in dataclasses.fields(candidate)}
+    values["mesh_order"] = list(values["mesh_order"])
+    return values
+
+
+def load_plan(path: Path) -> Plan:
+    """Reads and validates a plan. Raises InputError with file, line and key."""
+    return validate(read_yaml(path), Plan)
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Writes the plan atomically."""
+    write_atomic(path, plan_text(plan))
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as YAML, keys in the order of the class."""
+    data = plan.model_dump(mode="json", exclude_none=False)
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    return text

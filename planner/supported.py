@@ -1,0 +1,90 @@
+"""Which compositions the search may offer: those a test has proven to train like one process.
+
+Planner and executor grow without waiting for each other: a value that the executor cannot run
+yet, or that no test has proven, is refused here with its reason, and the report prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from claw_plan.planner.candidate import Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """Axes that may be larger than 1 together, the schedules they run under, and the proof."""
+
+    axes: frozenset[str]
+    schedules: frozenset[str]
+    proven_by: str
+
+
+def _composition(axes: str, proven_by: str) -> Composition:
+    names = frozenset(axes.split())
+    schedules = frozenset({"GPipe", "1F1B"}) if "pp" in names else frozenset({"1F1B"})
+    return Composition(axes=names, schedules=schedules, proven_by=proven_by)
+
+
+_PARITY = "tests/executor/test_parity.py"
+
+COMPOSITIONS: tuple[Composition, ...] = (
+    _composition("", f"{_PARITY}::one"),
+    _composition("dp_replicate", f"{_PARITY}::dp_replicate"),
+    _composition("dp_shard", f"{_PARITY}::dp_shard"),
+    _composition("tp", f"{_PARITY}::tp"),
+    _composition("pp", f"{_PARITY}::pp"),
+    _composition("dp_replicate dp_shard", f"{_PARITY}::hsdp"),
+    _composition("dp_replicate tp", f"{_PARITY}::dp_replicate_tp"),
+    _composition("dp_shard tp", f"{_PARITY}::dp_shard_tp"),
+    _composition("pp tp", f"{_PARITY}::pp_tp"),
+    _composition("pp dp_shard", f"{_PARITY}::pp_dp_shard"),
+    _composition("pp dp_replicate", f"{_PARITY}::pp_dp_replicate"),
+    _composition("dp_replicate dp_shard tp", f"{_PARITY}::hsdp_tp"),
+    _composition("pp dp_shard tp", f"{_PARITY}::pp_dp_shard_tp"),
+    _composition("pp dp_replicate tp", f"{_PARITY}::pp_dp_replicate_tp"),
+    _composition("pp dp_replicate dp_shard", f"{_PARITY}::pp_hsdp"),
+)
+
+_ONLY = {
+    "cp": (1, "context parallelism is not executed yet"),
+    "ep": (1, "expert parallelism is not executed yet"),
+    "zero": (3, "dp_shard shards parameters, gradients and optimizer together (ZeRO-3)"),
+    "stages_per_rank": (1, "interleaved schedules are not executed yet"),
+    "collective": ("auto", "the collective library chooses its own algorithm"),
+    "codec": ("none", "no codec is executed yet"),
+    "offload": ("none", "offload is not executed yet"),
+}
+"""Knobs with one value so far, and why."""
+
+SCHEDULES = ("1F1B", "GPipe")
+RECOMPUTE = ("none", "full")
+
+
+def axes_of(candidate: Candidate) -> frozenset[str]:
+    """The axes of a degree above 1."""
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+    return frozenset(name for name in names if getattr(candidate, name) > 1)
+
+
+def refusal(candidate: Candidate) -> str:
+    """Why the candidate may not be offered; empty when it may."""
+    for name, (only, reason) in _ONLY.items():
+        if getattr(candidate, name) != only:
+            return f"{name}={getattr(candidate, name)}: {reason}; use {name}={only}"
+    if candidate.schedule not in SCHEDULES:
+        return f"schedule={candidate.schedule}: use one of {', '.join(SCHEDULES)}"
+    if candidate.recompute not in RECOMPUTE:
+        return f"recompute={candidate.recompute}: use one of {', '.join(RECOMPUTE)}"
+    axes = axes_of(candidate)
+    proven = next((known for known in COMPOSITIONS if known.axes == axes), None)
+    if proven is None:
+        return f"{' x '.join(sorted(axes))}: no test proves that this composition trains right"
+    if candidate.schedule not in proven.schedules:
+        return f"schedule={candidate.schedule} is not proven with {' x '.join(sorted(axes))}"
+    return ""
+
+
+def proof(candidate: Candidate) -> str:
+    """The test that proves the candidate's composition."""
+    return next(known.proven_by for known in COMPOSITIONS if known.axes == axes_of(candidate))

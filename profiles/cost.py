@@ -1,0 +1,61 @@
+"""How long one piece of work takes: the answers of the cost models, each with its source.
+
+`CostModel` is the one interface between hardware and planner. It is asked with `OpWork` or
+`CollectiveWork` and looks first for a measurement of exactly that work, then between measured
+ones, then at physics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from claw_plan.profiles.cluster import Cluster
+from claw_plan.profiles.work import CollectiveWork, OpWork
+
+MEASURED, INTERPOLATED, FITTED, ANALYTIC = "measured", "interpolated", "fitted", "analytic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCost:
+    """Time of one kernel on its device, alone, and what the figure rests on."""
+
+    ns: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCost:
+    """A collective as the simulator wants it: after `latency_ns` one flow.
+
+    The flow puts `bytes` on each rank's port of the `link` ('intra' or 'inter') and never goes
+    faster than `rate_cap_bytes_per_s`, so alone it lasts latency_ns + bytes / rate_cap.
+    """
+
+    latency_ns: int
+    bytes: int
+    rate_cap_bytes_per_s: float
+    link: str
+    source: str
+
+    @property
+    def alone_ns(self) -> int:
+        """Duration on idle links, rounded up."""
+        if self.bytes == 0:
+            return self.latency_ns
+        return self.latency_ns + -int(-self.bytes * 1e9 // self.rate_cap_bytes_per_s)
+
+
+class CostModel(Protocol):
+    """Times on one cluster."""
+
+    cluster: Cluster
+
+    def op(self, work: OpWork) -> OpCost:
+        """Time of one kernel on the cluster's device."""
+
+    def collective(self, work: CollectiveWork) -> CollectiveCost:
+        """Time of one collective, with all other devices of the nodes doing the same."""
+
+    def step_overhead_ns(self) -> int:
+        """What a step costs beside its kernels and collectives (data, loop, logging)."""

@@ -1,0 +1,158 @@
+"""`TaskGraph`: tasks on streams, flows on links, and what each waits for.
+
+Semantics (both engines):
+
+- A *stream* runs its tasks one at a time, in the order they were added.
+- A task starts when its stream is free and all tasks it `needs` have finished. It first holds
+  its stream for `delay_ns`, then, if it has `work_bytes`, for one *flow*.
+- A flow moves `work_bytes` over each of its `links` at one rate, never above its `rate_cap`.
+  Links are shared max-min: all rates rise together until a link is full or a flow is at its cap;
+  of equally scarce links the lower index is filled first.
+- Rates are whole units of 100 bytes/s and at least one; completions round up to a nanosecond.
+
+A computation that shares something (CPU cores) is a flow over a link too: its bytes are
+nanoseconds of work, its link the cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RATE_UNIT_BYTES_PER_S = 100
+"""One unit of rate. At 1 GB/s its rounding costs 1e-7."""
+
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskGraph:
+    """Arrays of n tasks; ragged columns are in compressed rows (`x[x_start[i]:x_start[i+1]]`).
+
+    `rate_cap` and `capacity` are in units of RATE_UNIT_BYTES_PER_S. `kind`, `name` and
+    `cost_source` describe tasks to people only. `memory` of task i changes its stream's device
+    by `alloc_bytes[i]` at its start and by `-free_bytes[i]` at its end.
+    """
+
+    streams: tuple[str, ...]
+    ranks: tuple[int, ...]
+    links: tuple[str, ...]
+    stream: Int
+    delay_ns: Int
+    work_bytes: Int
+    rate_cap: Int
+    link_start: Int
+    link: Int
+    need_start: Int
+    need: Int
+    capacity: Int
+    alloc_bytes: Int
+    free_bytes: Int
+    kind: tuple[str, ...]
+    name: tuple[str, ...]
+    cost_source: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+
+class TaskGraphBuilder:
+    """Collects tasks; `add` answers with the task's id, to be used in later `needs`."""
+
+    def __init__(self) -> None:
+        self._streams: list[str] = []
+        self._ranks: list[int] = []
+        self._links: list[str] = []
+        self._capacity: list[int] = []
+        self._rows: list[tuple[int, int, int, int, int, int]] = []
+        self._task_links: list[Sequence[int]] = []
+        self._task_needs: list[Sequence[int]] = []
+        self._labels: list[tuple[str, str, str]] = []
+
+    def stream(self, name: str, rank: int) -> int:
+        """Adds a stream of the device `rank` (the stage a folded class stands for)."""
+        self._streams.append(name)
+        self._ranks.append(rank)
+        return len(self._streams) - 1
+
+    def link(self, name: str, bytes_per_s: float) -> int:
+        """Adds a link of a capacity above zero."""
+        if not bytes_per_s > 0:
+            raise ValueError(f"a link has a capacity, but {name!r} got {bytes_per_s=}")
+        self._links.append(name)
+        self._capacity.append(rate_units(bytes_per_s))
+        return len(self._links) - 1
+
+    def add(
+        self,
+        stream: int,
+        delay_ns: int,
+        needs: Sequence[int] = (),
+        *,
+        kind: str,
+        name: str,
+        cost_source: str = "",
+        work_bytes: int = 0,
+        rate_cap_bytes_per_s: float = 0.0,
+        links: Sequence[int] = (),
+        alloc_bytes: int = 0,
+        free_bytes: int = 0,
+    ) -> int:
+        """Adds a task; without `work_bytes` it is a pure delay. Needs must name earlier tasks."""
+        task = len(self._rows)
+        if delay_ns < 0 or work_bytes < 0:
+            raise ValueError(
+                f"{name}: times and bytes are not negative: {delay_ns=} {work_bytes=}"
+            )
+        if work_bytes and not links:
+            raise ValueError(f"{name}: {work_bytes=} need a link to go over")
+        if any(not 0 <= need < task for need in needs):
+            raise ValueError(f"{name}: task {task} needs earlier tasks only, but got {needs=}")
+        cap = rate_units(rate_cap_bytes_per_s) if work_bytes else 0
+        self._rows.append((stream, delay_ns, work_bytes, cap, alloc_bytes, free_bytes))
+        self._task_links.append(links if work_bytes else ())
+        self._task_needs.append(needs)
+        self._labels.append((kind, name, cost_source))
+        return task
+
+    def build(self) -> TaskGraph:
+        """The finished graph."""
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 6)
+        link_start, link = _compressed(self._task_links)
+        need_start, need = _compressed(self._task_needs)
+        kind, name, source = zip(*self._labels, strict=True) if self._labels else ((), (), ())
+        return TaskGraph(
+            streams=tuple(self._streams),
+            ranks=tuple(self._ranks),
+            links=tuple(self._links),
+            stream=rows[:, 0].copy(),
+            delay_ns=rows[:, 1].copy(),
+            work_bytes=rows[:, 2].copy(),
+            rate_cap=rows[:, 3].copy(),
+            link_start=link_start,
+            link=link,
+            need_start=need_start,
+            need=need,
+            capacity=np.array(self._capacity, dtype=np.int64),
+            alloc_bytes=rows[:, 4].copy(),
+            free_bytes=rows[:, 5].copy(),
+            kind=kind,
+            name=name,
+            cost_source=source,
+        )
+
+
+def rate_units(bytes_per_s: float) -> int:
+    """A rate in whole units, at least one."""
+    return max(1, int(bytes_per_s // RATE_UNIT_BYTES_PER_S))
+
+
+def _compressed(rows: Iterable[Sequence[int]]) -> tuple[Int, Int]:
+    rows = list(rows)
+    start = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=start[1:])
+    flat = [item for row in rows for item in row]
+    return start, np.array(flat, dtype=np.int64)
