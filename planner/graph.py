@@ -187,7 +187,7 @@ class ModelGraph:
         return self.costs[variant][self.units[unit].structure]
 
     def flops(self, batch: int) -> tuple[int, int]:
-        """Forward and backward floating-point operations of the whole model for `batch` samples."""
+        """Forward and backward operations of the whole model for `batch` samples."""
         forward = backward = 0
         for index in range(len(self.units)):
             cost = self.cost(index)
