@@ -1,0 +1,114 @@
+"""A Hugging Face config as a model: which class it builds, and what that class is fed.
+
+transformers is imported only when a model needs it; it takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn as nn
+
+from claw_plan.planner.foreign_code import ForeignCode
+from claw_plan.planner.input_text import InputSpec
+from claw_plan.profiles.errors import InputError
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+"""Where configs of different families keep the longest sequence."""
+
+DEFAULT_CONTEXT = 512
+"""For families with relative positions only; T5 was pre-trained at 512 (Raffel et al. 2020)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFaceConfig:
+    """A config, and the class of the model to train (`architecture`)."""
+
+    path: Path
+    config: Any
+    architecture: type[nn.Module]
+
+    @classmethod
+    def read(cls, path: Path) -> HuggingFaceConfig:
+        """Reads config.json; raises InputError if it is none, or of no model trained here."""
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} is not JSON: {error}") from error
+        if not isinstance(entries, dict) or "model_type" not in entries:
+            raise InputError(f"{path}: a Hugging Face config has a key 'model_type'")
+        try:
+            import transformers
+        except ImportError as error:
+            raise InputError(
+                f"{path} is a Hugging Face config, and transformers is not installed: "
+                "pip install 'claw-plan[hf]'"
+            ) from error
+        with ForeignCode(path, "reading the config"):
+            config = transformers.AutoConfig.from_pretrained(str(path))
+        config.use_cache = False
+        return cls(path=path, config=config, architecture=_architecture(path, config))
+
+    @property
+    def context(self) -> int:
+        """The longest sequence the config names."""
+        text = self._text_config()
+        sizes = (getattr(text, key, None) for key in CONTEXT_KEYS)
+        return next(
+            (size for size in sizes if isinstance(size, int) and size > 0), DEFAULT_CONTEXT
+        )
+
+    def build(self) -> nn.Module:
+        """The model with fresh weights, in float32 whatever the checkpoint was saved in."""
+        module = self.architecture._from_config(  # type: ignore[operator]
+            self.config, dtype=torch.float32
+        )
+        assert isinstance(module, nn.Module)
+        return module
+
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """Token ids, and labels of the same shape or one a row for classifiers."""
+        vocabulary = int(self._text_config().vocab_size)
+        tokens = InputSpec(
+            name="input_ids", dtype="int64", shape=("B", self.context), bound=vocabulary
+        )
+        if self.architecture.__name__.endswith("ForSequenceClassification"):
+            labels = InputSpec(
+                name="labels", dtype="int64", shape=("B",), bound=int(self.config.num_labels)
+            )
+        else:
+            labels = InputSpec(name="labels", dtype="int64", shape=tokens.shape, bound=vocabulary)
+        return tokens, labels
+
+    def _text_config(self) -> Any:
+        return self.config.get_text_config()
+
+
+TRAINED_HERE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
+TRAINED_HERE += ("ForSequenceClassification",)
+"""Endings of the classes whose inputs are token ids and labels."""
+
+
+def _architecture(path: Path, config: Any) -> type[nn.Module]:
+    """The class the config names, else the language model of its family."""
+    import transformers
+
+    for name in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, name, None)
+        if found is not None and name.endswith(TRAINED_HERE):
+            return found  # type: ignore[no-any-return]
+    autos = (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM)
+    if getattr(config, "is_encoder_decoder", False):
+        autos = autos[::-1]
+    for auto in (*autos, transformers.AutoModelForMaskedLM):
+        found = auto._model_mapping.get(type(config), None)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    raise InputError(
+        f"{path}: {config.model_type!r} has no class that is trained from token ids and labels; "
+        "write a Python file with build_model() and example_batch(batch_size)"
+    )
