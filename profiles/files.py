@@ -208,7 +208,7 @@ def validate(document: Document, model: type[Model]) -> Model:
         problems = error.errors(include_url=False)
     # Unknown keys first: a misspelled key also makes the right one missing.
     problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-    message = _problem_message(document, model, problems[0])  # type: ignore[arg-type]
+    message = _problem_message(document, model, problems[0])
     rest = len(problems) - 1
     raise InputError(message + (f" (and {rest} more)" if rest else "")) from None
 
