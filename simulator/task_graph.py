@@ -8,6 +8,7 @@ Semantics (both engines):
 - A flow moves `work_bytes` over each of its `links` at one rate, never above its `rate_cap`.
   Links are shared max-min: all rates rise together until a link is full or a flow is at its cap;
   of equally scarce links the lower index is filled first.
+- A link that a flow names twice carries its bytes twice.
 - Rates are whole units of 100 bytes/s and at least one; completions round up to a nanosecond.
 
 A computation that shares something (CPU cores) is a flow over a link too: its bytes are
@@ -16,14 +17,24 @@ nanoseconds of work, its link the cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from claw_plan.simulator.errors import Deadlock, SimulationError
+
 RATE_UNIT_BYTES_PER_S = 100
 """One unit of rate. At 1 GB/s its rounding costs 1e-7."""
+
+WORK_UNITS_PER_BYTE = 10**9 // RATE_UNIT_BYTES_PER_S
+"""One unit of rate does one unit of work in a nanosecond."""
+
+MAX_FLOW_BYTES = 920 * 10**9
+MAX_RATE_UNITS = 1 << 50
+"""Work left, in units, and one more nanosecond at the highest rate, fit in 64 bits:
+920e9 * 1e7 + 2**50 < 2**63. A unit of rate is 100 bytes/s, so that is 1e17 bytes/s."""
 
 Int = NDArray[np.int64]
 
@@ -54,6 +65,27 @@ class TaskGraph:
     kind: tuple[str, ...]
     name: tuple[str, ...]
     cost_source: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        tasks = len(self.stream)
+        for column in ("delay_ns", "work_bytes", "rate_cap", "alloc_bytes", "free_bytes"):
+            _check_length(column, getattr(self, column), tasks)
+        for column in ("kind", "name", "cost_source"):
+            _check_length(column, getattr(self, column), tasks)
+        _check_length("ranks", self.ranks, len(self.streams))
+        _check_length("capacity", self.capacity, len(self.links))
+        _check_rows("link", self.link_start, self.link, tasks)
+        _check_rows("need", self.need_start, self.need, tasks)
+        _check_range("stream", self.stream, 0, len(self.streams) - 1)
+        _check_range("link", self.link, 0, len(self.links) - 1)
+        _check_range("need", self.need, 0, tasks - 1)
+        _check_range("delay_ns", self.delay_ns, 0)
+        _check_range("work_bytes", self.work_bytes, 0, MAX_FLOW_BYTES)
+        _check_range("capacity", self.capacity, 1, MAX_RATE_UNITS)
+        flows = np.flatnonzero(self.work_bytes)
+        _check_range("rate_cap", self.rate_cap[flows], 1, MAX_RATE_UNITS)
+        if not np.diff(self.link_start)[flows].all():
+            raise SimulationError("a task with work_bytes has a link to go over, but one has none")
 
     def __len__(self) -> int:
         return len(self.stream)
@@ -109,6 +141,8 @@ class TaskGraphBuilder:
             )
         if work_bytes and not links:
             raise ValueError(f"{name}: {work_bytes=} need a link to go over")
+        if work_bytes and not rate_cap_bytes_per_s > 0:
+            raise ValueError(f"{name}: a flow has a rate cap, but got {rate_cap_bytes_per_s=}")
         if any(not 0 <= need < task for need in needs):
             raise ValueError(f"{name}: task {task} needs earlier tasks only, but got {needs=}")
         cap = rate_units(rate_cap_bytes_per_s) if work_bytes else 0
@@ -156,3 +190,37 @@ def _compressed(rows: Iterable[Sequence[int]]) -> tuple[Int, Int]:
     np.cumsum([len(row) for row in rows], out=start[1:])
     flat = [item for row in rows for item in row]
     return start, np.array(flat, dtype=np.int64)
+
+
+def _check_length(column: str, values: Sized, expected: int) -> None:
+    if len(values) != expected:
+        raise SimulationError(f"{column} has {len(values)} entries, but there are {expected}")
+
+
+def _check_rows(column: str, start: Int, flat: Int, tasks: int) -> None:
+    _check_length(f"{column}_start", start, tasks + 1)
+    if start[0] or start[-1] != len(flat) or (np.diff(start) < 0).any():
+        raise SimulationError(f"{column}_start does not cut {column} into {tasks} rows")
+
+
+def _check_range(column: str, values: Int, low: int, high: int | None = None) -> None:
+    if not len(values):
+        return
+    least, most = int(values.min()), int(values.max())
+    if least < low or (high is not None and most > high):
+        bad = least if least < low else most
+        limit = f"{low} to {high}" if high is not None else f"at least {low}"
+        raise SimulationError(f"{column} is {limit}, but one task or link has {bad}")
+
+
+def deadlock(graph: TaskGraph, finish_ns: Int) -> Deadlock:
+    """The error for a graph that stopped, where `finish_ns` is negative for what did not run."""
+    left = np.flatnonzero(finish_ns < 0)
+    streams, first = np.unique(graph.stream[left], return_index=True)
+    stuck = []
+    for stream, task in zip(streams, left[first], strict=True):
+        needs = graph.need[graph.need_start[task] : graph.need_start[task + 1]]
+        waits = ", ".join(repr(graph.name[need]) for need in needs if finish_ns[need] < 0)
+        where = f"rank {graph.ranks[stream]} {graph.streams[stream]}"
+        stuck.append(f"{where}: {graph.name[task]!r} waits for {waits or 'its turn'}")
+    return Deadlock(f"tasks wait for each other; {'; '.join(stuck)}")
