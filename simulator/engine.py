@@ -309,37 +309,42 @@ def _connected(state: _State, links: int, now: int) -> tuple[int, int]:
 @compiled
 def _fill(state: _State, links: int, flows: int) -> None:
     """Max-min: the level rises to the scarcest link or the next caps, whose flows then stop."""
-    unshared = flows
-    while unshared:
+    least_cap = 0  # no flow that still rises has a lower one
+    while True:
         level, scarce = NEVER, -1
-        for index in range(links):
-            link = state.queue[index]
-            share = state.share[link]
-            if state.users[link] and (share < level or (share == level and link < scarce)):
-                level, scarce = share, link
         still = 0
-        for index in range(unshared):  # moves the flows that go on to the front
-            task = state.flows[index]
-            if state.cap[task] <= level:
-                _fix(state, task, state.cap[task])
-            else:
-                state.flows[index] = state.flows[still]
-                state.flows[still] = task
+        for index in range(links):  # moves the links that flows still rise on to the front
+            link = state.queue[index]
+            if state.users[link]:
+                state.queue[index], state.queue[still] = state.queue[still], link
                 still += 1
-        if still == unshared:  # no cap in the way: the scarcest link is full
+                share = state.share[link]
+                if share < level or (share == level and link < scarce):
+                    level, scarce = share, link
+        links = still
+        if not links:
+            return
+        capped = False
+        if level >= least_cap:
+            least_cap = NEVER
+            still = 0
+            for index in range(flows):
+                task = state.flows[index]
+                if state.rate[task] == UNSHARED:
+                    state.flows[index], state.flows[still] = state.flows[still], task
+                    still += 1
+                    if state.cap[task] <= level:
+                        _fix(state, task, state.cap[task])
+                        capped = True
+                    else:
+                        least_cap = min(least_cap, state.cap[task])
+            flows = still
+        if not capped:  # no cap in the way: the scarcest link is full
             cross = state.first_cross[scarce]
             while cross >= 0:
                 if state.rate[state.owner[cross]] == UNSHARED:
                     _fix(state, state.owner[cross], level)
                 cross = state.next_cross[cross]
-            still = 0
-            for index in range(unshared):
-                task = state.flows[index]
-                if state.rate[task] == UNSHARED:
-                    state.flows[index] = state.flows[still]
-                    state.flows[still] = task
-                    still += 1
-        unshared = still
 
 
 @compiled

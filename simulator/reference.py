@@ -83,6 +83,10 @@ class _Network:
         self._booked_ns = 0
         self._version = 0
 
+    @property
+    def _now_ns(self) -> int:
+        return int(self._env.now)
+
     def transfer(self, flow: _Flow) -> simpy.Event:
         """Lets a flow begin; the event happens when it has moved its bytes."""
         self._book()
@@ -92,11 +96,11 @@ class _Network:
 
     def _book(self) -> None:
         for flow in self._flows:
-            flow.left -= flow.rate * (self._env.now - self._booked_ns)
+            flow.left -= flow.rate * (self._now_ns - self._booked_ns)
             if flow.left <= 0:
                 flow.finished.succeed()
         self._flows = [flow for flow in self._flows if flow.left > 0]
-        self._booked_ns = self._env.now
+        self._booked_ns = self._now_ns
 
     def _share_anew(self) -> None:
         share_max_min(self._flows, self._capacity)
