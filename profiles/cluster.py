@@ -18,8 +18,11 @@ class Device:
     """One accelerator, or one share of a CPU host.
 
     `peak_flops_per_s` maps a dtype ('bfloat16', 'float32', …) to the dense data-sheet peak;
-    `achieved` does so for what large kernels sustain. `kernel_launch_ns` is the host's time to
-    issue one kernel. `kind` is 'cuda', 'rocm' or 'cpu'.
+    `achieved` does so for what large kernels sustain, with 'attention' for flash attention in 16
+    bit. `kernel_launch_ns` is the host's time to issue one kernel. `kind` is 'cuda', 'rocm' or
+    'cpu'. `processors` are the units that work on one tile each (SMs, CUs; 0 means not tiled) and
+    `gemm_ramp` the depth k at which a GEMM reaches half its rate: see `op_cost`. Devices without
+    `peer_to_peer` reach each other through the host's memory.
     """
 
     name: str
@@ -30,16 +33,31 @@ class Device:
     achieved_flops_per_s: Mapping[str, float]
     kernel_launch_ns: int
     source: str
+    processors: int = 0
+    gemm_ramp: int = 0
+    peer_to_peer: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A connection: `bytes_per_s` is one direction of one device's (or one NIC's) port."""
+    """A connection: `bytes_per_s` is one direction of one device's (or one NIC's) port.
+
+    `achieved_bytes_per_s` maps collectives to the bus bandwidth they reach on it ('other' for
+    those not named; empty: the whole rate); `startup_ns` to what one of two ranks costs before
+    its first byte (gloo only; empty: `latency_ns` per hop).
+    """
 
     name: str
     bytes_per_s: float
     latency_ns: int
     source: str
+    achieved_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    startup_ns: Mapping[str, int] = field(default_factory=dict)
+
+    def rate(self, op: str) -> float:
+        """The bus bandwidth, in bytes per second, that the collective `op` reaches here."""
+        achieved = self.achieved_bytes_per_s
+        return achieved.get(op, achieved.get("other", self.bytes_per_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

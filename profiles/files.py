@@ -228,7 +228,8 @@ def _problem_message(
     came = repr(problem["input"])
     came = came if len(came) <= 60 else came[:57] + "..."
     text = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {text[:1].lower()}{text[1:]}; got {came}"
+    text = f"{where}: {text[:1].lower()}{text[1:]}"
+    return text if came in text else f"{text}; got {came}"
 
 
 def _keys_in(data: Any, keys: Sequence[Any]) -> tuple[Any, ...]:
