@@ -58,7 +58,9 @@ def modules() -> list[Path]:
 
 
 def checked_files() -> list[Path]:
-    others = (path for folder in ("tests", "bench", "examples") for path in (ROOT / folder).rglob("*.py"))
+    others = (
+        path for folder in ("tests", "bench", "examples") for path in (ROOT / folder).rglob("*.py")
+    )
     return modules() + sorted(path.relative_to(ROOT) for path in others)
 
 

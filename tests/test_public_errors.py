@@ -15,7 +15,9 @@ ROOMS = ("cli", "executor", "kernels", "planner", "profiles", "simulator")
 
 def drawn() -> dict[str, str]:
     """Class name to the module that the drawing names."""
-    rows = re.findall(r"^[\s│├└─]*(\w+)(?: \(\w+\))?\s{2,}([a-z_]+\.[a-z_]+)", errors.__doc__ or "", re.M)
+    rows = re.findall(
+        r"^[\s│├└─]*(\w+)(?: \(\w+\))?\s{2,}([a-z_]+\.[a-z_]+)", errors.__doc__ or "", re.M
+    )
     return dict(rows)
 
 

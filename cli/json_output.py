@@ -1,0 +1,114 @@
+"""Results as JSON: the script interface. docs/json.md describes every key and formula.
+
+The keys are stable: they may be joined by others, but not renamed or given another meaning. When
+no plan fits, the same keys stand with null values, and `reason` says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from claw_plan.profiles.units import gib, ms_from_ns
+
+if TYPE_CHECKING:
+    from claw_plan.planner.planning import PlanningResult
+    from claw_plan.planner.score import Scored, StageMemory
+    from claw_plan.planner.search import SearchReport
+
+PLAN_KEYS = (
+    "plan",
+    "step_time_ms",
+    "samples_per_s",
+    "tokens_per_s",
+    "mfu",
+    "memory",
+    "parts_ms",
+    "search",
+    "baselines",
+    "alternatives",
+    "assumptions",
+)
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """One JSON object with a line break at its end; infinite and undefined numbers are null."""
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def plan_object(result: PlanningResult) -> dict[str, Any]:
+    """What `claw-plan MODEL --json` prints."""
+    return {
+        "plan": result.plan.model_dump(mode="json"),
+        **score_object(result.best),
+        "search": search_object(result.search),
+        "baselines": {
+            name: {"reason": baseline} if isinstance(baseline, str) else split_object(baseline)
+            for name, baseline in result.baselines.items()
+        },
+        "alternatives": [split_object(scored) for scored in result.alternatives],
+        "assumptions": list(result.assumptions),
+    }
+
+
+def infeasible_object(reason: str) -> dict[str, Any]:
+    """What it prints when no plan fits: every key of `plan_object`, without a value."""
+    return {**dict.fromkeys(PLAN_KEYS), "reason": " ".join(reason.split())}
+
+
+def score_object(scored: Scored) -> dict[str, Any]:
+    """Speed, memory by stage and time by part of one way; also what `simulate --json` prints."""
+    return {
+        "step_time_ms": ms_from_ns(scored.step_time_ns),
+        "samples_per_s": scored.samples_per_s,
+        "tokens_per_s": scored.tokens_per_s,
+        "mfu": scored.mfu,
+        "memory": memory_objects(scored.memory),
+        "parts_ms": {name: ms_from_ns(part) for name, part in scored.parts_ns.items()},
+    }
+
+
+def split_object(scored: Scored) -> dict[str, Any]:
+    """`score_object` with the way itself, for alternatives and baselines."""
+    candidate = dataclasses.asdict(scored.candidate)
+    return {"candidate": candidate, **score_object(scored)}
+
+
+def memory_objects(stages: Sequence[StageMemory]) -> list[dict[str, Any]]:
+    """Peak, capacity and parts of a device of each pipeline stage, in GiB."""
+    return [
+        {
+            "stage": stage.stage,
+            "peak_gib": gib(stage.peak_bytes),
+            "capacity_gib": gib(stage.capacity_bytes),
+            "parts": {name: gib(part) for name, part in stage.parts.items()},
+        }
+        for stage in stages
+    ]
+
+
+def search_object(search: SearchReport) -> dict[str, Any]:
+    """Size of the space, what excluded how much of it, and how sure the answer is."""
+    return {
+        "space": search.space,
+        "space_per_knob": dict(search.space_per_knob),
+        "bound_pruned": search.bound_pruned,
+        "memory_pruned": search.memory_pruned,
+        "simulated": search.simulated,
+        "seconds": search.seconds,
+        "gap": search.gap,
+        "optimal": search.optimal,
+    }

@@ -1,0 +1,87 @@
+"""The program `claw-plan`: finds the command, runs it, answers with an exit code.
+
+The commands are functions of `planning_commands` (plan, simulate) and `running_commands` (run,
+verify, learn, detect). `claw-plan MODEL …` means `claw-plan plan MODEL …`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from claw_plan.cli.planning_commands import plan, simulate
+from claw_plan.cli.running_commands import detect, learn, run, verify
+from claw_plan.cli.streams import exit_code
+from claw_plan.profiles.errors import near_matches
+
+HELP = """Finds the best way to train a PyTorch model on a cluster, says why, and trains with it.
+
+\b
+Give it a model and a cluster:
+  claw-plan model.py --cluster 2xdgx-h100 -o plan.yaml
+It answers with a plan: how to split the training over the devices, the time of a step, the
+memory on every device, and why not the other ways. No GPU is needed to plan. Then:
+  claw-plan run plan.yaml          trains with the plan on this machine's devices
+  claw-plan learn runs/*           makes the next prediction better
+
+\b
+'claw-plan MODEL ...' is short for 'claw-plan plan MODEL ...';
+'claw-plan plan --help' lists what can be set.
+"""
+
+
+class CommandLine(click.Group):
+    """The group of commands, with `plan` as the one that need not be named."""
+
+    def main(  # type: ignore[override]  # always ends the process, as click's own does
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """Runs the command line; every error becomes one line and an exit code."""
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # a terminal without Unicode must not stop us
+                stream.reconfigure(errors="replace")
+        settings["standalone_mode"] = False
+        parent = super()
+        sys.exit(exit_code(lambda: parent.main(args, prog_name or "claw-plan", **settings)))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts `plan` first unless a command, or an option of the group, stands there."""
+        own = {"--help", "-h", "--version"}
+        if args and args[0] not in self.commands and args[0] not in own:
+            self._refuse_misspelt_command(args[0], ctx)
+            args = ["plan", *args]
+        return super().parse_args(ctx, args)
+
+    def _refuse_misspelt_command(self, word: str, ctx: click.Context) -> None:
+        near = near_matches(word, self.commands)
+        if word.isalpha() and near.startswith("did you mean") and not Path(word).exists():
+            raise click.UsageError(
+                f"there is neither a command nor a model file {word!r}; {near}", ctx
+            )
+
+
+@click.group(
+    cls=CommandLine,
+    help=HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(version("claw-plan"), prog_name="claw-plan")
+def cli() -> None:
+    """The group; its help text is `HELP`."""
+
+
+for command in (plan, simulate, run, verify, learn, detect):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The entry point of the installed program."""
+    cli.main()

@@ -1,0 +1,137 @@
+"""The options of planning, with their checks, and the paths that commands write to."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from claw_plan.profiles.errors import InputError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PRECISIONS = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float32": "float32",
+}
+
+COUNT = click.IntRange(min=1, max=10**9)
+"""A count above 10^9 (samples of a batch, tokens of a sequence) is a slip of the keyboard."""
+
+FILE = click.Path(path_type=Path)
+
+
+def _fraction(context: click.Context, option: click.Parameter, value: float) -> float:
+    if not 0 <= value < 1:  # also refuses nan
+        raise click.BadParameter(f"{value} is not a fraction from 0 to below 1, such as 0.10")
+    return value
+
+
+def _seconds(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter(f"{value} is not a positive number of seconds")
+    return value
+
+
+PLANNING_OPTIONS = (
+    click.option(
+        "--cluster",
+        "-c",
+        required=True,
+        metavar="C",
+        help="A cluster.yaml, or a shorthand: 2xdgx-h100 (two nodes), cpu (this machine's cores).",
+    ),
+    click.option(
+        "--global-batch",
+        type=COUNT,
+        metavar="N",
+        help="Samples of one optimizer step, over all devices.  [default: 256]",
+    ),
+    click.option(
+        "--seq-len",
+        type=COUNT,
+        metavar="N",
+        help="Tokens of a sample.  [default: the model's context, at most 8192]",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(list(PRECISIONS)),
+        metavar="P",
+        help="bf16, fp16 or fp32, in which kernels compute.  [default: bf16 where the hardware "
+        "has it]",
+    ),
+    click.option(
+        "--optimizer",
+        type=click.Choice(["adamw", "sgd"]),
+        help="Sets the optimizer's memory and time.  [default: adamw]",
+    ),
+    click.option(
+        "--memory-headroom",
+        type=float,
+        default=0.10,
+        show_default=True,
+        callback=_fraction,
+        metavar="F",
+        help="Fraction of each device's memory that a plan must leave free.",
+    ),
+    click.option(
+        "--fix",
+        default="",
+        metavar="KNOB=VALUE,…",
+        help="Pins knobs, as in tp=2,pp=2,schedule=1F1B; the others are searched.",
+    ),
+    click.option(
+        "--build",
+        metavar="EXPR",
+        help='Expression that makes the model in its own file, as in "GPT(GPTConfig())".',
+    ),
+    click.option(
+        "--inputs",
+        metavar="TEXT",
+        help='The forward\'s inputs, as in "idx=int64[B,1024]<50304 targets=int64[B,1024]<50304".',
+    ),
+    click.option(
+        "--profile",
+        type=FILE,
+        metavar="F",
+        help="Measured times from 'claw-plan learn'.  [default: the cluster's, where one exists]",
+    ),
+    click.option(
+        "--time-limit",
+        type=float,
+        callback=_seconds,
+        metavar="S",
+        help="Stop searching after so many seconds; the report then says how far from proven.",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search."
+    ),
+)
+
+
+def planning_options(command: Command) -> Command:
+    """Adds the options that say what is planned for what."""
+    for option in reversed(PLANNING_OPTIONS):
+        command = option(command)
+    return command
+
+
+def check_can_write(path: Path | None) -> None:
+    """Refuses a path that cannot be written, before any work is done for it."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise InputError(f"cannot write {str(path)!r}: it is a folder; name a file")
+    if not folder.is_dir():
+        raise InputError(f"cannot write {str(path)!r}: there is no folder {str(folder)!r}")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"cannot write {str(path)!r}: its folder is not writable")

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from claw_plan.cli.report import (
+    format_count,
+    percent,
+    print_plan_report,
+    print_simulation,
+    search_sentence,
+)
+
+
+def report(result: Any, width: int, **settings: Any) -> str:
+    text = io.StringIO()
+    console = Console(file=text, width=width, highlight=False, **settings)
+    print_plan_report(result, "claw-plan run plan.yaml", console)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_report_fits_the_width_and_says_everything(result: Any, width: int) -> None:
+    text = report(result, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    words = " ".join(text.split())
+    for said in (
+        "GPT, 124.5 M parameters, 1024 tokens a sample, global batch 64, bfloat16",
+        "on one-node: 1 x dgx-a100-80gb, 8 x A100-SXM4-80GB",
+        "pp=2, dp_shard=4, 1F1B, reshard, microbatch 4",
+        "40.0 ms a step, 1,600 samples/s, 1.64 M tokens/s, MFU 50 %",
+        "8 devices, at most 76.0 GiB of 80.0 GiB each",
+        "42.0 ms +5.0 % 1.56 M tok 30.0 GiB",
+        "60.0 ms +50 % 1.09 M tok 30.0 GiB",
+        "data-parallel communication",
+        "compute utilisation 75.0 % rule of thumb: over 85 %",
+        "communication share 10.0 % rule of thumb: under 15 %",
+        "rule of thumb: 10 % free",
+        "tp: its all-reduces would cost 9.0 ms a step",
+        "one non-blocking switch joins the nodes",
+        "claw-plan run plan.yaml",
+    ):
+        assert said in words
+
+
+def test_nothing_is_cut_off_at_80_columns(result: Any) -> None:
+    text = report(result, 80)
+    assert "…" not in text
+    for word in ("DDP", "needs", "12.0", "stage 0", "activations 75.0 GiB", "parameters 1.0 GiB"):
+        assert word in text
+
+
+def test_a_pipe_gets_plain_text_and_a_terminal_colour(result: Any) -> None:
+    assert "\x1b[" not in report(result, 80)
+    assert "\x1b[" in report(result, 80, force_terminal=True, color_system="standard")
+
+
+def test_names_of_the_user_are_no_markup(result: Any) -> None:
+    result.reasons = ("[bold]h[0:6][/bold] stays",)
+    assert "[bold]h[0:6][/bold] stays" in report(result, 80)
+
+
+def test_a_model_without_a_sequence_counts_samples(result: Any) -> None:
+    for scored in (result.best, *result.alternatives, result.baselines["plain FSDP"]):
+        scored.tokens_per_s = scored.mfu = None
+    result.graph.seq_len = None
+    text = report(result, 120)
+    assert "tokens" not in text and "MFU" not in text
+    assert "1,600 smp" in text
+
+
+def test_a_simulation_shows_one_plan(result: Any) -> None:
+    text = io.StringIO()
+    print_simulation(result.best, "plan.yaml", Console(file=text, width=80))
+    assert "Prediction for plan.yaml" in text.getvalue()
+    assert "pipeline bubble" in text.getvalue()
+
+
+def test_a_search_that_was_cut_says_how_far_it_may_be(result: Any) -> None:
+    assert "The best is proven" in search_sentence(result.search)
+    result.search.optimal, result.search.gap = False, 0.034
+    assert "Not proven: the best of all ways may be up to 3.4 % faster" in search_sentence(
+        result.search
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0.0123, "0.012"),
+        (12.34, "12.3"),
+        (6139.4, "6,139"),
+        (124_475_904, "124.5 M"),
+        (1_571_000, "1.57 M"),
+        (8.03e9, "8.03 B"),
+        (1.4e12, "1.40 T"),
+    ],
+)
+def test_counts_for_people(number: float, text: str) -> None:
+    assert format_count(number) == text
+
+
+def test_percent() -> None:
+    assert [percent(0.5), percent(0.032), percent(0.05, sign=True)] == ["50 %", "3.2 %", "+5.0 %"]
