@@ -1,0 +1,111 @@
+"""What gradients still need between the last backward and the optimizer's step.
+
+Four sums, each a silent fault when it is left out (losses of step 1 are equal, then they drift):
+
+- *data parallel*, where neither DDP nor FSDP does it: a mean over dp_replicate, in buckets;
+- *sequence parallel*: norms and row biases saw one slice of the sequence; a sum over tp;
+- *tied*: a parameter held by several stages; a sum over these stages;
+- microbatches: their mean, by scaling each loss (`parallel_model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's own part of a tensor; the tensor itself if it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """This rank's part of a gradient; a parameter that nothing reached gets zeros first."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return local(parameter.grad)
+
+
+def reduce_gradients(
+    parameters: Sequence[nn.Parameter],
+    group: dist.ProcessGroup,
+    op: dist.ReduceOp.RedOpType,
+    bucket_bytes: int,
+) -> None:
+    """All-reduces the gradients over the group, packed into buckets of about that size."""
+    for bucket in buckets([local_gradient(parameter) for parameter in parameters], bucket_bytes):
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+        dist.all_reduce(flat, op=op, group=group)
+        for gradient, part in zip(
+            bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True
+        ):
+            gradient.copy_(part.view_as(gradient))
+
+
+def buckets(
+    gradients: Sequence[torch.Tensor], bucket_bytes: int
+) -> Iterator[list[torch.Tensor]]:
+    """Runs of one dtype, in order, each closed once it holds at least `bucket_bytes`."""
+    bucket: list[torch.Tensor] = []
+    held_bytes = 0
+    for gradient in gradients:
+        if bucket and (held_bytes >= bucket_bytes or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, held_bytes = [], 0
+        bucket.append(gradient)
+        held_bytes += gradient.numel() * gradient.element_size()
+    if bucket:
+        yield bucket
+
+
+class TiedGradients:
+    """Sums gradients of parameters that several pipeline stages hold.
+
+    `held` maps each own parameter to all its names; two stages hold the same parameter when they
+    share a name of the whole model's tie. Every rank of `pp_group` must construct this.
+    """
+
+    def __init__(
+        self, held: Mapping[str, nn.Parameter], pp_group: dist.ProcessGroup
+    ) -> None:
+        size = dist.get_world_size(pp_group)
+        names: list[list[str]] = [[] for _ in range(size)]
+        dist.all_gather_object(names, sorted(held), group=pp_group)
+        shared = [
+            (name, [stage for stage in range(size) if name in names[stage]])
+            for name in sorted(set().union(*names))
+        ]
+        self.holders = {name: stages for name, stages in shared if len(stages) > 1}
+        self._pp_group = pp_group
+        self._mine = [(held[name], self.holders[name]) for name in self.holders if name in held]
+        self._groups = _groups_of(self.holders.values(), pp_group)
+
+    def add_up(self) -> None:
+        """Sums the gradients; every holder has the whole gradient afterwards."""
+        for parameter, stages in self._mine:
+            dist.all_reduce(local_gradient(parameter), group=self._groups[tuple(stages)])
+
+
+def _groups_of(
+    holders: Iterator[list[int]] | Sequence[list[int]], pp_group: dist.ProcessGroup
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """A group for each set of stages. All ranks of the world take part, in the same order."""
+    chains: list[object] = [None] * dist.get_world_size()
+    own = (dist.get_process_group_ranks(pp_group), sorted({tuple(stages) for stages in holders}))
+    dist.all_gather_object(chains, own)
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    seen: set[tuple[int, ...]] = set()
+    for ranks, wanted in chains:  # type: ignore[misc]
+        for stages in wanted:  # type: ignore[has-type]
+            members = tuple(ranks[stage] for stage in stages)  # type: ignore[has-type]
+            if members in seen:
+                continue
+            seen.add(members)
+            group = dist.new_group(list(members))
+            if dist.get_rank() in members:
+                groups[stages] = group  # type: ignore[has-type]
+    return groups

@@ -1,0 +1,87 @@
+"""What a launcher hands to its ranks, and the note a failing rank leaves; both as JSON files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from claw_plan.profiles.errors import ClawPlanError
+from claw_plan.profiles.files import write_atomic
+
+TRAIN, VERIFY = "train", "verify"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One task for all ranks. `folder` is theirs to write to; paths are absolute.
+
+    `data` is a text file to train on, empty for none. `record_steps` are steps on which each
+    operator is timed, which disturbs the step time.
+    """
+
+    kind: str
+    folder: Path
+    plans: tuple[Path, ...]
+    steps: int
+    data: str = ""
+    record_steps: tuple[int, ...] = ()
+
+    def save(self) -> Path:
+        """Writes job.json into the folder and answers with its path."""
+        values = dataclasses.asdict(self)
+        values |= {"folder": str(self.folder), "plans": [str(plan) for plan in self.plans]}
+        path = self.folder / "job.json"
+        write_atomic(path, json.dumps(values, indent=1))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """The job that `save` wrote."""
+        values: dict[str, Any] = json.loads(path.read_text())
+        values["folder"] = Path(values["folder"])
+        values["plans"] = tuple(Path(plan) for plan in values["plans"])
+        values["record_steps"] = tuple(values["record_steps"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """Why a rank stopped. `is_ours` tells errors addressed to the user from others."""
+
+    rank: int
+    step: int
+    error: str
+    is_ours: bool
+    time_ns: int
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int, step: int) -> Note:
+        """The note for what was raised, one line of it."""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        is_ours = isinstance(error, ClawPlanError)
+        text = lines[0] if lines else ""
+        if error.__cause__ is not None and not is_ours:
+            # torch's pipeline runtime wraps what the model raised in pages of shapes.
+            return cls.of(error.__cause__, rank, step)
+        if not is_ours:
+            text = f"{type(error).__name__}: {text}".removesuffix(": ")
+        return cls(rank=rank, step=step, error=text, is_ours=is_ours, time_ns=time.time_ns())
+
+    def write(self, folder: Path) -> None:
+        """Leaves it where the launcher looks."""
+        write_atomic(self.path(folder, self.rank), json.dumps(dataclasses.asdict(self)))
+
+    @staticmethod
+    def path(folder: Path, rank: int) -> Path:
+        """Where the note of a rank lies."""
+        return folder / f"rank{rank}.error.json"
+
+    @classmethod
+    def read(cls, folder: Path, rank: int) -> Note | None:
+        """The rank's note; None when it left none."""
+        path = cls.path(folder, rank)
+        return cls(**json.loads(path.read_text())) if path.is_file() else None

@@ -1,0 +1,63 @@
+"""The plan's degrees as a torch DeviceMesh, and this rank's place in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.planner.candidate import Candidate
+
+AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+"""The axes the executor knows; the order over the devices is the candidate's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """A DeviceMesh of `AXES` and the indices of this rank on each."""
+
+    device_mesh: DeviceMesh
+    sizes: dict[str, int]
+
+    def index(self, axis: str) -> int:
+        """This rank's place on the axis."""
+        return self.device_mesh.get_local_rank(axis)
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The ranks that differ from this one on the axis only."""
+        return self.device_mesh.get_group(axis)
+
+    @property
+    def data_index(self) -> int:
+        """Which slice of the global batch is this rank's."""
+        return self.index("dp_replicate") * self.sizes["dp_shard"] + self.index("dp_shard")
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """What FSDP works on: one axis, or (replicate, shard) for hybrid sharding."""
+        if self.sizes["dp_replicate"] == 1:
+            return self.device_mesh["dp_shard"]
+        return self.device_mesh["dp_replicate", "dp_shard"]
+
+
+def make_mesh(candidate: Candidate, device_type: str) -> Mesh:
+    """Lays the ranks out as the candidate says. The process group must be initialised.
+
+    Raises ExecutionError unless there is one rank for every device of the plan.
+    """
+    names = tuple(name for name in candidate.mesh_order if name in AXES)
+    sizes = {name: getattr(candidate, name) for name in names}
+    world = dist.get_world_size()
+    if math.prod(sizes.values()) != world:
+        product = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ExecutionError(
+            f"the plan needs {math.prod(sizes.values())} ranks ({product}), but {world} were "
+            f"started; start as many, or plan again for {world} devices"
+        )
+    shape = tuple(sizes.values())
+    return Mesh(
+        device_mesh=init_device_mesh(device_type, shape, mesh_dim_names=names), sizes=sizes
+    )

@@ -1,0 +1,297 @@
+"""Plan to a training step on this rank: `compile_plan` gives a `ParallelModel`.
+
+The order is fixed, each wrapping what the one before left: build the whole model on the CPU under
+the plan's seed (so that weights are those of one process; every rank needs the host memory for
+it), cut the stage, divide tensor-parallel weights, recompute, shard or replicate, schedule.
+
+Parameters are stored in fp32; lower precisions are computed through fully_shard's mixed precision,
+which then is used on one device too. Gradients of sharded models are reduced after every
+microbatch (only shards accumulate), but in a pipeline once, after the last, as torch's runtime
+does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from claw_plan.executor.gradients import TiedGradients, reduce_gradients
+from claw_plan.executor.mesh import Mesh, make_mesh
+from claw_plan.executor.optimizer import make_optimizer
+from claw_plan.executor.recording import record
+from claw_plan.executor.stages import LossOf, Stage, stage_spans
+from claw_plan.executor.tensor_parallel import TensorParallel, divide_weights
+from claw_plan.executor.torch_private import pipeline_runtime
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.model_source import Batch, LoadedModel
+from claw_plan.planner.plan import Plan
+from claw_plan.planner.schedules import schedule_actions
+from claw_plan.profiles.units import MIB
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+AS_PLANNED, SINGLE, DOUBLE = "as planned", "float32", "float64"
+"""The precision to run in. The last two keep the plan's wrapping and leave its precision, to tell
+rounding from mistakes."""
+
+Step = Callable[[list[Batch]], torch.Tensor]
+"""Forward and backward of all microbatches; their mean loss, 0 where this rank sees none."""
+
+
+@dataclass(kw_only=True)
+class ParallelModel:
+    """This rank's part of the plan.
+
+    `parameters` are this rank's, under the names of the whole model; a tied parameter stands
+    under the first of its names. `schedule` runs forward and backward.
+    """
+
+    plan: Plan
+    knobs: Candidate
+    mesh: Mesh
+    device: torch.device
+    stage: Stage
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    schedule: Step
+    tensor_parallel: TensorParallel | None = None
+    tied: TiedGradients | None = None
+    reduces_data_parallel: bool = False
+    has_loss: bool = True
+    pipeline_stage: PipelineStage | None = field(default=None, repr=False)
+
+    def train_step(self, batch: Batch) -> float:
+        """One optimizer step on this rank's slice; answers with the loss of the global batch."""
+        loss = self.forward_backward(batch)
+        self.finish_gradients()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self.global_loss(loss)
+
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        """Accumulates the gradients of this rank's slice; answers with its mean loss."""
+        size = self.knobs.microbatch_size
+        rows = next(iter(batch.values())).shape[0]
+        microbatches = [
+            {name: value[start : start + size] for name, value in batch.items()}
+            for start in range(0, rows, size)
+        ]
+        return self.schedule(microbatches)
+
+    def finish_gradients(self) -> None:
+        """The sums that neither FSDP nor DDP do; see `gradients`."""
+        bucket_bytes = self.knobs.bucket_bytes
+        if self.reduces_data_parallel:
+            reduce_gradients(
+                self.trainable(), self.mesh.group("dp_replicate"), dist.ReduceOp.AVG, bucket_bytes
+            )
+        if self.tensor_parallel is not None and self.tensor_parallel.sequence_names:
+            partial_sums = [
+                self.parameters[name]
+                for name in self.tensor_parallel.sequence_names
+                if name in self.parameters
+            ]
+            reduce_gradients(
+                partial_sums, self.mesh.group("tp"), dist.ReduceOp.SUM, bucket_bytes
+            )
+        if self.tied is not None:
+            self.tied.add_up()
+
+    def trainable(self) -> list[nn.Parameter]:
+        """Parameters that the optimizer changes, in the model's order."""
+        return [p for p in self.parameters.values() if p.requires_grad]
+
+    def global_loss(self, own: torch.Tensor) -> float:
+        """Mean over the global batch of what the ranks with a loss saw; the same on all ranks."""
+        total = own.detach().to(torch.float64) if self.has_loss else torch.zeros(1).double()
+        total = total.reshape(1).to(self.device)
+        dist.all_reduce(total)
+        return total.item() / (self.knobs.dp * self.mesh.sizes["tp"])
+
+
+def compile_plan(
+    plan: Plan, loaded: LoadedModel, device: torch.device, *, precision: str = AS_PLANNED
+) -> ParallelModel:
+    """Makes this rank's part. Every rank of the default process group must call it."""
+    knobs = plan.knobs()
+    mesh = make_mesh(knobs, device.type)
+    model = build_whole(plan, loaded, precision)
+    names = first_names(model)
+    stage = _make_stage(plan, loaded, model, mesh.index("pp"), precision)
+    blocks = _own_blocks(plan, mesh.index("pp"))
+    tensor_parallel = divide_weights(plan, stage.model, blocks, mesh) if knobs.tp > 1 else None
+    stage.to(device)
+    if knobs.recompute == "full":
+        for block in blocks:
+            _recompute(stage.model.get_submodule(block))
+    shards = plan.training.precision != "float32" or knobs.dp_shard > 1
+    if shards:
+        _shard(stage, blocks, plan, mesh, lowers=precision == AS_PLANNED)
+    parameters = {
+        names[name]: parameter for name, parameter in stage.model.named_parameters()
+    }
+    trainable = [p for p in parameters.values() if p.requires_grad]
+    compiled = ParallelModel(
+        plan=plan,
+        knobs=knobs,
+        mesh=mesh,
+        device=device,
+        stage=stage,
+        parameters=parameters,
+        optimizer=make_optimizer(plan.training, loaded, trainable),
+        schedule=lambda microbatches: torch.zeros(()),
+        tensor_parallel=tensor_parallel,
+        reduces_data_parallel=not shards and knobs.dp_replicate > 1 and knobs.pp > 1,
+        has_loss=mesh.index("pp") == knobs.pp - 1,
+    )
+    if knobs.pp > 1:
+        compiled.tied = TiedGradients(parameters, mesh.group("pp"))
+        compiled.schedule = _pipeline(compiled)
+    else:
+        compiled.schedule = partial(_accumulate, _replicate(compiled, shards))
+    return compiled
+
+
+def build_whole(plan: Plan, loaded: LoadedModel, precision: str = AS_PLANNED) -> nn.Module:
+    """The whole model on the CPU with the weights of the plan's seed, in fp32 or fp64."""
+    torch.manual_seed(plan.training.seed)
+    model = loaded.build()
+    return model.double() if precision == DOUBLE else model.float()
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Every parameter name to the first name of the same parameter."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def loss_of(loaded: LoadedModel) -> LossOf:
+    """Calls a model of that source on a batch and finds the loss."""
+
+    def call(model: nn.Module, batch: Batch) -> torch.Tensor:
+        return loaded.loss(model(**loaded.inputs_of(model, batch)), batch)
+
+    return call
+
+
+def cast_floats(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with its floating-point tensors in another precision."""
+    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
+
+
+def _make_stage(
+    plan: Plan, loaded: LoadedModel, model: nn.Module, index: int, precision: str
+) -> Stage:
+    call = loss_of(loaded)
+    spans = stage_spans(plan)
+    if len(spans) == 1:
+        return Stage(model, call)
+    batch = loaded.example_batch(plan.knobs().microbatch_size, plan.training.seq_len)
+    if precision == DOUBLE:
+        batch = cast_floats(batch, torch.float64)
+    recording = record(model, plan.blocks, lambda module: call(module, batch))
+    return Stage(model, call, recording, spans[index])
+
+
+def _own_blocks(plan: Plan, index: int) -> list[str]:
+    start, end = stage_spans(plan)[index]
+    return plan.blocks[start:end]
+
+
+def _recompute(block: nn.Module) -> None:
+    """Keeps only the block's inputs; in place, so that its parameters keep their names."""
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def _shard(stage: Stage, blocks: list[str], plan: Plan, mesh: Mesh, *, lowers: bool) -> None:
+    precision = DTYPES[plan.training.precision]
+    lowers = lowers and precision is not torch.float32
+    policy = MixedPrecisionPolicy(
+        param_dtype=precision if lowers else None,
+        reduce_dtype=torch.float32 if lowers else None,
+    )
+    reshard = plan.knobs().reshard_after_forward
+    for name in blocks:
+        fully_shard(
+            stage.model.get_submodule(name),
+            mesh=mesh.data_mesh,
+            mp_policy=policy,
+            reshard_after_forward=reshard,
+        )
+    fully_shard(stage, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def _replicate(compiled: ParallelModel, shards: bool) -> nn.Module:
+    """The module to call without a pipeline: DDP where replicas are not sharded."""
+    if shards or compiled.knobs.dp_replicate == 1:
+        return compiled.stage
+    return DistributedDataParallel(
+        compiled.stage,
+        process_group=compiled.mesh.group("dp_replicate"),
+        bucket_cap_mb=compiled.knobs.bucket_bytes / MIB,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+
+
+def _accumulate(module: nn.Module, microbatches: list[Batch]) -> torch.Tensor:
+    """One microbatch after the other; their gradients add up to those of the mean loss."""
+    total = torch.zeros(())
+    for index, batch in enumerate(microbatches):
+        is_last = index == len(microbatches) - 1
+        if isinstance(module, FSDPModule):
+            module.set_requires_all_reduce(is_last)
+            module.set_is_last_backward(is_last)
+        with _without_sync(module, is_last):
+            loss = module(**batch) / len(microbatches)
+            loss.backward()
+        total = total.to(loss.device) + loss.detach()
+    return total
+
+
+def _without_sync(module: nn.Module, is_last: bool) -> AbstractContextManager[None]:
+    if is_last or not isinstance(module, DistributedDataParallel):
+        return nullcontext()
+    return module.no_sync()
+
+
+def _pipeline(compiled: ParallelModel) -> Step:
+    """PyTorch's pipeline runtime over the plan's actions."""
+    schedule, mesh, knobs = compiled.plan.schedule, compiled.mesh, compiled.knobs
+    count = schedule.num_microbatches
+    stage = PipelineStage(
+        compiled.stage, mesh.index("pp"), knobs.pp, compiled.device, group=mesh.group("pp")
+    )
+    compiled.pipeline_stage = stage
+    rows = schedule_actions(schedule.name, knobs.pp, count)
+    runtime = pipeline_runtime(
+        stage,
+        [[str(action) for action in row] for row in rows],
+        count,
+        lambda loss, _: loss / count,
+    )
+
+    def run(microbatches: list[Batch]) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        # The runtime hands each loss a target; ours are in the batch, so it gets a place holder.
+        target = torch.empty(count) if stage.is_last else None
+        whole = {
+            name: torch.cat([batch[name] for batch in microbatches]) for name in microbatches[0]
+        }
+        runtime.step(**whole, target=target, losses=losses, return_outputs=False)
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
+
+    return run

@@ -1,0 +1,73 @@
+"""The same training in one process, without any wrapping: what every plan must equal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+import torch.nn as nn
+
+from claw_plan.executor.batches import ExampleSource
+from claw_plan.executor.optimizer import make_optimizer
+from claw_plan.executor.parallel_model import DOUBLE, build_whole, cast_floats, loss_of
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.model_source import Batch, LoadedModel
+from claw_plan.planner.plan import Plan
+
+
+def without_dropout(loaded: LoadedModel) -> LoadedModel:
+    """The same model with the probability of its dropout modules at 0.
+
+    Ranks draw their random numbers in another order than one process; without dropout there is
+    nothing to draw.
+    """
+
+    def make() -> nn.Module:
+        model: nn.Module = loaded.make()
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+        return model
+
+    return dataclasses.replace(loaded, make=make)
+
+
+def batch_for(source: ExampleSource, step: int, precision: str) -> Batch:
+    """The global batch of a step in the precision of the comparison."""
+    batch = source.global_batch(step)
+    return cast_floats(batch, torch.float64) if precision == DOUBLE else batch
+
+
+def reference_steps(
+    plan: Plan, loaded: LoadedModel, steps: int, precision: str
+) -> Iterator[tuple[float, dict[str, torch.Tensor]]]:
+    """After each step the loss of the global batch and every parameter.
+
+    Raises PlanError when the model's forward draws random numbers.
+    """
+    model = build_whole(plan, loaded, precision)
+    optimizer = make_optimizer(
+        plan.training, loaded, [p for p in model.parameters() if p.requires_grad]
+    )
+    source, call = ExampleSource(plan, loaded), loss_of(loaded)
+    size = plan.knobs().microbatch_size
+    for step in range(steps):
+        batch = batch_for(source, step, precision)
+        count = plan.training.global_batch // size
+        total = 0.0
+        for index in range(count):
+            rows = slice(index * size, (index + 1) * size)
+            random_state = torch.get_rng_state()
+            loss = call(model, {name: value[rows] for name, value in batch.items()}) / count
+            if not torch.equal(random_state, torch.get_rng_state()):
+                raise PlanError(
+                    f"{loaded.path}: the forward draws random numbers (dropout that is no "
+                    "nn.Dropout?), so no two ways of training it are equal; switch it off in the "
+                    "model and verify again"
+                )
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield total, {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -1,0 +1,169 @@
+"""A pipeline stage of an untouched module: foreign parts become stubs, the forward leaves early.
+
+A `Stage` of blocks [start, end) is the user's own model, changed at foreign places only:
+
+- blocks before `start` return zeros of their shape, which take no memory; the result of block
+  start - 1 is replaced by what was received from the stage before;
+- block `end` raises, and the stage answers with what must be sent on;
+- other modules that own parameters and are called before or after the stage's part return zeros;
+- what owns no parameter (masks, rotary tables) runs again on every stage.
+
+The absent modules are dropped and their memory with them. Nothing that stays is wrapped, so
+parameters keep their names. Every stage is called with the model's own inputs as keywords.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch.utils import _pytree as pytree
+
+from claw_plan.executor.recording import Recording
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.plan import Plan
+
+LossOf = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
+"""Calls the model on a batch and answers with the loss."""
+
+
+class _StageDone(BaseException):
+    """Leaves the model's forward. Not an Exception: a model's own handler must not catch it."""
+
+
+class _Absent(nn.Module):
+    """Stands for a module that runs on an earlier or later stage."""
+
+    def __init__(self, recorded: Any, *, is_block: bool) -> None:
+        super().__init__()
+        self._recorded = recorded
+        self._is_block = is_block
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        device = _device_of((args, kwargs))
+        # One element seen at every index costs nothing; but what is no block may be changed in
+        # place by the model (dropout after an embedding), which such a view does not allow.
+        make = _zero_view if self._is_block else _zeros
+        return pytree.tree_map_only(torch.Tensor, partial(make, device=device), self._recorded)
+
+
+class _Leave(nn.Module):
+    """Stands where the next stage begins."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise _StageDone
+
+
+class Stage(nn.Module):
+    """Blocks [start, end) of `model`, which it changes; with both ends, the whole model.
+
+    Answers with the loss (last stage) or with the tensors to send.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_of: LossOf,
+        recording: Recording | None = None,
+        span: tuple[int, int] = (0, 0),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._loss_of = loss_of
+        self._recording = recording
+        self._entry: tuple[str, ...] = ()
+        self._exit: tuple[str, ...] = ()
+        self._received: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
+        if recording is not None:
+            self._cut(recording, *span)
+
+    def _cut(self, recording: Recording, start: int, end: int) -> None:
+        blocks = recording.blocks
+        self._entry = recording.crossing(start) if start > 0 else ()
+        self._exit = recording.crossing(end) if end < len(blocks) else ()
+        for name, gaps in recording.gaps.items():
+            if not any(start <= gap < end or gap == end == len(blocks) for gap in gaps):
+                stub = _Absent(recording.outputs[name], is_block=False)
+                self.model.set_submodule(name, stub)
+        for index, name in enumerate(blocks):
+            if index < start:
+                self.model.set_submodule(
+                    name, _Absent(recording.outputs[name], is_block=True)
+                )
+            elif index >= end:
+                self.model.set_submodule(name, _Leave())
+        for name in {*self._entry, *self._exit}:
+            module = self.model.get_submodule(name)
+            module.register_forward_hook(partial(self._pass_on, name))
+
+    def _pass_on(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        self._values[name] = self._received.get(name, output)
+        return self._values[name]
+
+    def forward(self, *received: torch.Tensor, **batch: torch.Tensor) -> Any:
+        if self._recording is not None:
+            self._received = self._recording.unpack(self._entry, received)
+        try:
+            return self._loss_of(self.model, batch)
+        except _StageDone:
+            assert self._recording is not None
+            return self._recording.pack(self._exit, self._values)
+        finally:
+            self._values, self._received = {}, {}
+
+
+def stage_spans(plan: Plan) -> list[tuple[int, int]]:
+    """For each stage its blocks as [start, end) into `plan.blocks`.
+
+    Raises PlanError unless the stages hold all blocks once, in order, and at least one each.
+    """
+    place = {name: index for index, name in enumerate(plan.blocks)}
+    spans: list[tuple[int, int]] = []
+    for index, stage in enumerate(plan.stages):
+        held = [place[name] for name in _expand(stage.modules) if name in place]
+        start = spans[-1][1] if spans else 0
+        if not held and len(plan.stages) == 1:
+            held = list(range(len(plan.blocks)))
+        if not held or held != list(range(start, start + len(held))):
+            raise PlanError(
+                f"stage {index} must hold blocks that follow block {start - 1}, in order and at "
+                f"least one, but its modules are {', '.join(stage.modules)}"
+            )
+        spans.append((start, start + len(held)))
+    if spans[-1][1] != len(plan.blocks):
+        raise PlanError(
+            f"no stage holds {plan.blocks[spans[-1][1]]}; the stages together hold every block"
+        )
+    return spans
+
+
+def _expand(modules: Sequence[str]) -> list[str]:
+    """'h[0:2]' to 'h.0', 'h.1'; other names as they are."""
+    names: list[str] = []
+    for module in modules:
+        match = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", module)
+        if match is None:
+            names.append(module)
+        else:
+            names += [f"{match[1]}.{index}" for index in range(int(match[2]), int(match[3]))]
+    return names
+
+
+def _device_of(tree: Any) -> torch.device:
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            return leaf.device
+    return torch.device("cpu")
+
+
+def _zeros(recorded: torch.Tensor, *, device: torch.device) -> torch.Tensor:
+    return torch.zeros(recorded.shape, dtype=recorded.dtype, device=device)
+
+
+def _zero_view(recorded: torch.Tensor, *, device: torch.device) -> torch.Tensor:
+    return torch.zeros((), dtype=recorded.dtype, device=device).expand(recorded.shape)

@@ -1,0 +1,39 @@
+"""Every private symbol of torch that the executor uses, so that a new release breaks one file.
+
+Checked against torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+
+def fake_mode() -> FakeTensorMode:
+    """Tensors without values; real ones that meet them count as fake."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def pipeline_runtime(
+    stage: PipelineStage,
+    rows: Sequence[Sequence[str]],
+    num_microbatches: int,
+    loss_fn: Callable[[Any, Any], torch.Tensor],
+) -> _PipelineScheduleRuntime:
+    """PyTorch's interpreter of action text, with sends and receives added to the rows.
+
+    Gradients are not divided by the number of microbatches: the loss already is.
+    """
+    runtime = _PipelineScheduleRuntime(
+        [stage], n_microbatches=num_microbatches, loss_fn=loss_fn, scale_grads=False
+    )
+    actions: dict[int, list[_Action | None]] = {
+        rank: [_Action.from_str(text) for text in row] for rank, row in enumerate(rows)
+    }
+    runtime._prepare_schedule_with_comms(actions)
+    return runtime
