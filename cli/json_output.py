@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from claw_plan.profiles.units import gib, ms_from_ns
 
 if TYPE_CHECKING:
+    from claw_plan.planner.memory import StageMemory
     from claw_plan.planner.planning import PlanningResult
-    from claw_plan.planner.score import Scored, StageMemory
+    from claw_plan.planner.score import Scored
     from claw_plan.planner.search import SearchReport
 
 PLAN_KEYS = (

@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from claw_plan.cli.numbers import format_count, percent
 from claw_plan.cli.report_charts import memory_table, time_table
 from claw_plan.profiles.units import format_bytes, format_ns
 
@@ -118,7 +119,7 @@ def _best_panel(scored: Scored, title: str) -> Panel:
     fullest = max(scored.memory, key=lambda stage: stage.peak_bytes / stage.capacity_bytes)
     text.append(
         f"\n{candidate.num_devices} devices, at most {format_bytes(fullest.peak_bytes)} "
-        f"of {format_bytes(fullest.capacity_bytes)} each"
+        f"of {format_bytes(fullest.capacity_bytes)} usable on each"
     )
     return Panel(text, title=title, title_align="left", border_style="green")
 
@@ -170,22 +171,6 @@ def search_sentence(search: SearchReport) -> str:
         f"{search.memory_pruned:,} do not fit, {search.simulated:,} were simulated "
         f"in {search.seconds:.1f} s. {sure}."
     )
-
-
-def percent(fraction: float, *, sign: bool = False) -> str:
-    """A share for people: '41 %', below ten with one decimal, '+3.2 %' with `sign`."""
-    digits = 1 if abs(fraction) < 0.0995 else 0
-    return f"{fraction * 100:{'+' if sign else ''}.{digits}f} %"
-
-
-def format_count(number: float) -> str:
-    """A count for people: '124.5 M', '6,139', '12.3'."""
-    for suffix, factor in ((" T", 1e12), (" B", 1e9), (" M", 1e6)):
-        if abs(number) >= factor:
-            return f"{number / factor:.{1 if number / factor >= 100 else 2}f}{suffix}"
-    if abs(number) >= 100:
-        return f"{number:,.0f}"
-    return f"{number:.1f}" if abs(number) >= 1 else f"{number:.3f}"
 
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]], console: Console | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.memory import StageMemory
 from claw_plan.planner.plan import (
     Plan,
     PlanMesh,
@@ -18,6 +19,8 @@ from claw_plan.planner.plan import (
     PlanTraining,
     candidate_mapping,
 )
+from claw_plan.planner.score import Scored
+from claw_plan.planner.search import SearchReport
 from claw_plan.profiles.units import GIB, NS_PER_MS
 from claw_plan.simulator.timeline import SIMULATED, Span, Timeline
 
@@ -33,12 +36,13 @@ PARTS_MS = {
 }
 
 
-def scored(candidate: Candidate, step_ms: int, peaks_gib: Mapping[int, int]) -> Any:
-    return SimpleNamespace(
+def scored(candidate: Candidate, step_ms: int, peaks_gib: Mapping[int, int]) -> Scored:
+    return Scored(
         candidate=candidate,
+        cuts=tuple((stage, stage + 1) for stage in peaks_gib),
         step_time_ns=step_ms * NS_PER_MS,
         memory=tuple(
-            SimpleNamespace(
+            StageMemory(
                 stage=stage,
                 peak_bytes=peak * GIB,
                 capacity_bytes=80 * GIB,
@@ -52,6 +56,7 @@ def scored(candidate: Candidate, step_ms: int, peaks_gib: Mapping[int, int]) -> 
         mfu=0.5,
         compute_utilisation=0.75,
         communication_share=0.1,
+        sources={"measured": 0.25, "analytic": 0.75},
         timeline=Timeline(
             origin=SIMULATED,
             spans=(
@@ -94,7 +99,7 @@ def result() -> Any:
             "plain FSDP": scored(Candidate(dp_shard=8), 60, {0: 30}),
             "DDP": "needs 12.0 GiB more than the 72.0 GiB of stage 0",
         },
-        search=SimpleNamespace(
+        search=SearchReport(
             space=48230,
             space_per_knob={"pp": 4, "tp": 3},
             bound_pruned=47911,
@@ -102,7 +107,6 @@ def result() -> Any:
             simulated=118,
             seconds=3.25,
             gap=0.0,
-            optimal=True,
         ),
         graph=SimpleNamespace(name="GPT", num_parameters=124475904, seq_len=1024),
         cluster=SimpleNamespace(name="one-node", nodes=(node,)),

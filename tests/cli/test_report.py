@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from claw_plan.cli.report import (
-    format_count,
-    percent,
     print_plan_report,
     print_simulation,
     search_sentence,
@@ -32,13 +31,14 @@ def test_the_report_fits_the_width_and_says_everything(result: Any, width: int) 
         "on one-node: 1 x dgx-a100-80gb, 8 x A100-SXM4-80GB",
         "pp=2, dp_shard=4, 1F1B, reshard, microbatch 4",
         "40.0 ms a step, 1,600 samples/s, 1.64 M tokens/s, MFU 50 %",
-        "8 devices, at most 76.0 GiB of 80.0 GiB each",
+        "8 devices, at most 76.0 GiB of 80.0 GiB usable on each",
         "42.0 ms +5.0 % 1.56 M tok 30.0 GiB",
         "60.0 ms +50 % 1.09 M tok 30.0 GiB",
         "data-parallel communication",
-        "compute utilisation 75.0 % rule of thumb: over 85 %",
-        "communication share 10.0 % rule of thumb: under 15 %",
-        "rule of thumb: 10 % free",
+        "compute utilisation 75 % rule of thumb: over 85 %",
+        "communication share 10 % rule of thumb: under 15 %",
+        "(rule of thumb: 10 %)",
+        "these times rest on: analytic 75 %, measured 25 %",
         "tp: its all-reduces would cost 9.0 ms a step",
         "one non-blocking switch joins the nodes",
         "claw-plan run plan.yaml",
@@ -64,8 +64,8 @@ def test_names_of_the_user_are_no_markup(result: Any) -> None:
 
 
 def test_a_model_without_a_sequence_counts_samples(result: Any) -> None:
-    for scored in (result.best, *result.alternatives, result.baselines["plain FSDP"]):
-        scored.tokens_per_s = scored.mfu = None
+    result.best = replace(result.best, tokens_per_s=None, mfu=None)
+    result.alternatives, result.baselines = (), {}
     result.graph.seq_len = None
     text = report(result, 120)
     assert "tokens" not in text and "MFU" not in text
@@ -81,27 +81,5 @@ def test_a_simulation_shows_one_plan(result: Any) -> None:
 
 def test_a_search_that_was_cut_says_how_far_it_may_be(result: Any) -> None:
     assert "The best is proven" in search_sentence(result.search)
-    result.search.optimal, result.search.gap = False, 0.034
-    assert "Not proven: the best of all ways may be up to 3.4 % faster" in search_sentence(
-        result.search
-    )
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0.0123, "0.012"),
-        (12.34, "12.3"),
-        (6139.4, "6,139"),
-        (124_475_904, "124.5 M"),
-        (1_571_000, "1.57 M"),
-        (8.03e9, "8.03 B"),
-        (1.4e12, "1.40 T"),
-    ],
-)
-def test_counts_for_people(number: float, text: str) -> None:
-    assert format_count(number) == text
-
-
-def test_percent() -> None:
-    assert [percent(0.5), percent(0.032), percent(0.05, sign=True)] == ["50 %", "3.2 %", "+5.0 %"]
+    cut = replace(result.search, gap=0.034)
+    assert "Not proven: the best of all ways may be up to 3.4 % faster" in search_sentence(cut)

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
 from claw_plan.cli.report_charts import bar, memory_table, time_table
+from claw_plan.planner.memory import StageMemory
 from claw_plan.profiles.units import GIB
 
 
@@ -35,11 +35,11 @@ def test_parts_of_time_are_sorted_and_empty_ones_left_out(result: Any) -> None:
         "optimizer",
         "host and step overhead",
     ]
-    assert "75.0 %" in lines[0]
+    assert "75 %" in lines[0]
 
 
-def stage(index: int, peak_gib: int) -> Any:
-    return SimpleNamespace(
+def stage(index: int, peak_gib: int) -> StageMemory:
+    return StageMemory(
         stage=index,
         peak_bytes=peak_gib * GIB,
         capacity_bytes=80 * GIB,
@@ -52,5 +52,5 @@ def test_stages_that_are_alike_share_a_line() -> None:
     lines = text_of(memory_table(stages, ascii_only=True)).splitlines()
     rows = [line.split() for line in lines if "GiB" in line]
     assert [row[0] for row in rows] == ["0", "1-3", "4"]
-    assert rows[1][1:7] == ["60.0", "GiB", "80.0", "GiB", "#########...", "25.0"]
+    assert rows[1][1:8] == ["60.0", "GiB", "80.0", "GiB", "#########...", "25", "%"]
     assert "activations 59.0 GiB, gradients 1.0 GiB" in lines[3]
