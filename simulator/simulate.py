@@ -6,6 +6,7 @@ plans that people look at.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ def _memory(graph: TaskGraph, start: Int, finish: Int) -> tuple[MemorySample, ..
     samples: list[MemorySample] = []
     events = _memory_events(graph, start, finish)
     rank, used = -1, 0
-    for event, following in zip(events, [*events[1:], None], strict=True):
+    for event, following in zip_longest(events, events[1:]):
         used = used + event.change_bytes if event.rank == rank else event.change_bytes
         rank = event.rank
         goes_on = following is not None and following[:2] == event[:2]
