@@ -19,9 +19,10 @@ from claw_plan.cli.options import (
 from claw_plan.cli.perfetto import write_trace
 from claw_plan.cli.progress import ProgressBar
 from claw_plan.cli.report import print_plan_report, print_simulation
-from claw_plan.cli.streams import say, stdout_kept_clean
+from claw_plan.cli.streams import DONE, NO_PLAN, say, stdout_kept_clean
 from claw_plan.planner.candidate import parse_fix
 from claw_plan.planner.errors import InfeasiblePlan
+from claw_plan.profiles.units import format_bytes
 
 if TYPE_CHECKING:
     from claw_plan.planner.planning import PlanningResult
@@ -55,7 +56,8 @@ def plan(
     check_can_write(trace)
     try:
         with stdout_kept_clean(), ProgressBar() as progress:
-            result = _make_plan(model, settings, progress)
+            folder = output.absolute().parent if output else Path()
+            result = _make_plan(model, folder, settings, progress)
     except InfeasiblePlan as error:
         if as_json:
             click.echo(json_text(infeasible_object(str(error))), nl=False)
@@ -67,7 +69,10 @@ def plan(
         print_plan_report(result, _next_command(output))
 
 
-def _make_plan(model: Path, settings: dict[str, Any], progress: ProgressBar) -> PlanningResult:
+def _make_plan(
+    model: Path, folder: Path, settings: dict[str, Any], progress: ProgressBar
+) -> PlanningResult:
+    """Plans; `folder` is where the plan will lie, since it names the model relative to itself."""
     pinned = parse_fix(settings.pop("fix"))
     progress("loading", 0.0)
     from claw_plan.planner.planning import PlanningRequest, make_plan
@@ -79,6 +84,7 @@ def _make_plan(model: Path, settings: dict[str, Any], progress: ProgressBar) -> 
             fix=pinned,
             precision=PRECISIONS[precision] if precision else None,
             time_limit_s=settings.pop("time_limit"),
+            output_folder=folder,
             progress=progress,
             **settings,
         )
@@ -112,7 +118,7 @@ def _next_command(output: Path | None) -> str:
 @click.option("--profile", type=FILE, metavar="F", help="Measured times from 'claw-plan learn'.")
 @click.option("--trace", type=FILE, metavar="OUT", help="Write the step for ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON (docs/json.md).")
-def simulate(plan_file: Path, profile: Path | None, trace: Path | None, as_json: bool) -> None:
+def simulate(plan_file: Path, profile: Path | None, trace: Path | None, as_json: bool) -> int:
     """Predict time and memory of PLAN, which may have been edited by hand."""
     check_can_write(trace)
     with stdout_kept_clean(), ProgressBar() as progress:
@@ -121,7 +127,23 @@ def simulate(plan_file: Path, profile: Path | None, trace: Path | None, as_json:
 
         scored = simulate_plan(plan_file, profile)
     _write_trace(scored, trace, plan_file.name)
+    reason = _why_it_does_not_fit(scored)
     if as_json:
-        click.echo(json_text(score_object(scored)), nl=False)
+        value = score_object(scored) | ({"reason": reason} if reason else {})
+        click.echo(json_text(value), nl=False)
     else:
         print_simulation(scored, plan_file.name)
+    if reason:
+        say(reason)
+    return NO_PLAN if reason else DONE
+
+
+def _why_it_does_not_fit(scored: Scored) -> str:
+    worst = max(scored.memory, key=lambda stage: stage.peak_bytes - stage.capacity_bytes)
+    missing = worst.peak_bytes - worst.capacity_bytes
+    if missing <= 0:
+        return ""
+    return (
+        f"the plan does not fit: stage {worst.stage} needs {format_bytes(worst.peak_bytes)} on "
+        f"each device, {format_bytes(missing)} more than may be used"
+    )

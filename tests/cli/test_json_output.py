@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from claw_plan.cli.json_output import PLAN_KEYS, infeasible_object, json_text, plan_object
@@ -68,3 +69,12 @@ def test_no_number_breaks_the_json() -> None:
     value = {"gap": float("inf"), "loss": [float("nan"), 1.5]}
     assert json_text(value).endswith("}\n")
     assert printed(value) == {"gap": None, "loss": [None, 1.5]}
+
+
+def test_every_key_is_documented(result: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+    value = plan_object(result)
+    keys = [*value, *(f"memory[].{key}" for key in value["memory"][0])]
+    keys += [f"search.{key}" for key in value["search"]]
+    keys.remove("search")
+    assert [key for key in keys if f"| `{key}` |" not in page] == []

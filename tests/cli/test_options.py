@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from claw_plan.cli.options import check_can_write, planning_options
+from claw_plan.planner.candidate import parse_fix
+from claw_plan.profiles.errors import InputError
+
+
+def test_a_file_in_an_existing_folder_can_be_written(tmp_path: Path) -> None:
+    check_can_write(None)
+    check_can_write(tmp_path / "plan.yaml")
+    assert not (tmp_path / "plan.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["", "none/plan.yaml"])
+def test_a_path_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot write"):
+        check_can_write(tmp_path / name)
+
+
+def test_the_options_keep_their_order_in_the_help() -> None:
+    @click.command()
+    @planning_options
+    def command(**settings: object) -> None:
+        pass
+
+    assert [option.name for option in command.params] == [
+        "cluster",
+        "global_batch",
+        "seq_len",
+        "precision",
+        "optimizer",
+        "memory_headroom",
+        "fix",
+        "build",
+        "inputs",
+        "profile",
+        "time_limit",
+        "seed",
+    ]
+
+
+def test_the_example_of_fix_in_the_help_is_right() -> None:
+    assert parse_fix("tp=2,pp=2,schedule=1F1B") == {"tp": 2, "pp": 2, "schedule": "1F1B"}

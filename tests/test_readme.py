@@ -1,0 +1,86 @@
+"""README says what is true: its commands are those CI runs, its options and files exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from claw_plan.cli.main import cli
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md")]
+)
+
+
+def readme_command(name: str) -> str:
+    """What scripts/ci runs under the name."""
+    script = ROOT / "scripts" / "readme-command"
+    done = subprocess.run([script, name], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+def claw_plan_commands() -> list[list[str]]:
+    """Every claw-plan command that README shows, as words."""
+    shown = re.findall(r"`(claw-plan [^`]*)`", README)
+    for block in re.findall(r"```sh\n(.*?)```", README, re.S):
+        shown += re.findall(r"bin/(claw-plan .*?)(?: &&)?$", block, re.M)
+    return [shlex.split(command)[1:] for command in shown]
+
+
+@pytest.mark.parametrize("name", ["use", "test"])
+def test_ci_runs_the_commands_as_readme_shows_them(name: str) -> None:
+    command = readme_command(name)
+    assert f"<!-- command: {name} -->\n```sh\n{command}```" in README
+    assert f"run_readme {name}" in (ROOT / "scripts" / "ci").read_text(encoding="utf-8")
+    assert command.startswith("scripts/install .venv")
+
+
+def test_the_two_commands_do_what_readme_promises() -> None:
+    use = readme_command("use")
+    for word in ("examples/gpt.py", "examples/gpt_small.py --cluster cpu", "claw-plan run"):
+        assert word in use
+    assert "scripts/test" in readme_command("test")
+
+
+@pytest.mark.parametrize("words", claw_plan_commands(), ids=" ".join)
+def test_every_command_and_option_of_readme_exists(words: list[str]) -> None:
+    command = cli.commands.get(words[0], cli.commands["plan"])
+    known = {name for option in command.params for name in option.opts}
+    for word in words:
+        if word.startswith("-"):
+            assert word in known, f"{command.name} has no {word}"
+
+
+def test_files_that_the_commands_name_exist() -> None:
+    for word in shlex.split(readme_command("use") + readme_command("test")):
+        if word.startswith(("examples/", "scripts/")):
+            assert (ROOT / word).exists(), word
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in link:
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_command_is_in_readme() -> None:
+    for name in cli.commands:
+        assert name == "plan" or f"claw-plan {name}" in README
+
+
+def test_exit_codes_are_the_same_everywhere() -> None:
+    for text in (README, (ROOT / "docs" / "json.md").read_text(encoding="utf-8")):
+        assert re.search(r"\*{0,2}0\*{0,2} done; \*{0,2}1\*{0,2} no plan fits", text)
+
+
+def test_architecture_names_files_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|yaml))`", text):
+        assert (ROOT / name).exists(), name
