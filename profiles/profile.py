@@ -1,0 +1,181 @@
+"""`Profile`: what has been measured on some hardware, kept in one file that only grows.
+
+Runs append `Measurement`s, `fit` adds a few constants per device, the cost models look both up.
+The file is JSON lines: a header, then one record a line. A line is written at once and synced, so
+a kill can tear only the last one; such a tail is left out when reading and cut off by the next
+append.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from claw_plan.profiles.errors import ClawPlanError
+from claw_plan.profiles.files import write_atomic
+from claw_plan.profiles.measurement import Measurement
+from claw_plan.profiles.work import CollectiveWork, OpWork
+
+FORMAT = "claw-plan profile"
+VERSION = 1
+
+Constants = Mapping[str, Mapping[str, float]]
+
+
+class ProfileError(ClawPlanError):
+    """A profile that cannot be read, written or merged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Measurements in the order they were made, and `constants` by device and name.
+
+    The constants are those of `fit`: 'op_scale', 'step_overhead_ns'.
+    """
+
+    name: str = "profile"
+    measurements: tuple[Measurement, ...] = ()
+    constants: Constants = field(default_factory=dict)
+
+    def merge(self, other: Profile) -> Profile:
+        """Both, each measurement once; of two constants the other's."""
+        merged = {device: dict(values) for device, values in self.constants.items()}
+        for device, values in other.constants.items():
+            merged.setdefault(device, {}).update(values)
+        known = {_line(measurement) for measurement in self.measurements}
+        new = tuple(m for m in other.measurements if _line(m) not in known)
+        return dataclasses.replace(self, measurements=self.measurements + new, constants=merged)
+
+    def constant(self, device: str, name: str, default: float) -> float:
+        """A fitted constant of the device, or the default."""
+        return self.constants.get(device, {}).get(name, default)
+
+    def of_device(self, device: str) -> tuple[Measurement, ...]:
+        """The measurements made on this device ('a100-sxm-80gb') or link of it."""
+        return tuple(m for m in self.measurements if m.device == device)
+
+
+def link_device(device: str, link: str) -> str:
+    """The `Measurement.device` of a collective: 'cpu-core/loopback'."""
+    return f"{device}/{link}"
+
+
+def load_profile(path: Path) -> Profile:
+    """Reads a profile. Raises ProfileError for anything but a torn last line."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ProfileError(
+            f"there is no profile {str(path)!r}; `claw-plan learn` makes one"
+        ) from None
+    except OSError as error:
+        raise ProfileError(f"cannot read the profile {str(path)!r}: {error.strerror}") from None
+    lines = content.split(b"\n")
+    del lines[-1]  # what follows the last newline: nothing, or a torn line
+    _check_header(path, lines[0] if lines else b"")
+    measurements: list[Measurement] = []
+    constants: dict[str, dict[str, float]] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            record = json.loads(line)
+            if record["record"] == "measurement":
+                measurements.append(_measurement(record))
+            else:
+                values = {str(name): float(value) for name, value in record["values"].items()}
+                constants.setdefault(str(record["device"]), {}).update(values)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ProfileError(
+                f"{path.name}:{number}: not a record of a profile ({type(error).__name__}: "
+                f"{error}); restore the file or delete this line"
+            ) from None
+    return Profile(name=path.stem, measurements=tuple(measurements), constants=constants)
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Writes the whole profile anew, atomically."""
+    lines = [_header(), *(_line(m) for m in profile.measurements)]
+    lines += [_constants_line(device, values) for device, values in profile.constants.items()]
+    write_atomic(path, "\n".join(lines) + "\n")
+
+
+def append_profile(
+    path: Path, measurements: Iterable[Measurement], constants: Constants | None = None
+) -> None:
+    """Adds records to a profile, made if it is not there; processes may append at once."""
+    lines = [_line(measurement) for measurement in measurements]
+    lines += [_constants_line(device, values) for device, values in (constants or {}).items()]
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ProfileError(f"cannot write the profile {str(path)!r}: {error.strerror}") from None
+    with open(descriptor, "r+b") as file:  # noqa: PTH123  # an open descriptor, not a path
+        fcntl.flock(file, fcntl.LOCK_EX)
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end:
+            _check_header(path, content[: content.index(b"\n")])
+        else:
+            lines.insert(0, _header())
+        file.truncate(end)
+        file.seek(end)
+        file.write(("\n".join(lines) + "\n").encode() if lines else b"")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header() -> str:
+    return json.dumps({"format": FORMAT, "version": VERSION})
+
+
+def _check_header(path: Path, line: bytes) -> None:
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ProfileError(f"{path.name} is not a profile: its first line must say {FORMAT!r}")
+    if header.get("version") != VERSION:
+        raise ProfileError(
+            f"{path.name} is a profile of version {header.get('version')!r}; "
+            f"this claw-plan reads version {VERSION}"
+        )
+
+
+def _line(measurement: Measurement) -> str:
+    work = measurement.work
+    record = {
+        "record": "measurement",
+        "device": measurement.device,
+        "noun": "op" if isinstance(work, OpWork) else "collective",
+        "work": dataclasses.asdict(work),
+        "samples_ns": list(measurement.samples_ns),
+        "ranks_per_host": measurement.ranks_per_host,
+        "provenance": dict(measurement.provenance),
+    }
+    return json.dumps(record, separators=(",", ":"))
+
+
+def _constants_line(device: str, values: Mapping[str, float]) -> str:
+    return json.dumps({"record": "constants", "device": device, "values": dict(values)})
+
+
+def _measurement(record: Mapping[str, Any]) -> Measurement:
+    values = dict(record["work"])
+    work: OpWork | CollectiveWork
+    if record["noun"] == "op":
+        work = OpWork(**(values | {"dims": tuple(values["dims"])}))
+    else:
+        work = CollectiveWork(**values)
+    return Measurement(
+        device=record["device"],
+        work=work,
+        samples_ns=tuple(record["samples_ns"]),
+        ranks_per_host=record["ranks_per_host"],
+        provenance=record["provenance"],
+    )
