@@ -67,8 +67,8 @@ def axes_of(candidate: Candidate) -> frozenset[str]:
     return frozenset(name for name in names if getattr(candidate, name) > 1)
 
 
-def refusal(candidate: Candidate) -> str:
-    """Why the candidate may not be offered; empty when it may."""
+def knob_refusal(candidate: Candidate) -> str:
+    """Why a single knob's value may not be offered; empty when all may."""
     for name, (only, reason) in _ONLY.items():
         if getattr(candidate, name) != only:
             return f"{name}={getattr(candidate, name)}: {reason}; use {name}={only}"
@@ -76,6 +76,14 @@ def refusal(candidate: Candidate) -> str:
         return f"schedule={candidate.schedule}: use one of {', '.join(SCHEDULES)}"
     if candidate.recompute not in RECOMPUTE:
         return f"recompute={candidate.recompute}: use one of {', '.join(RECOMPUTE)}"
+    return ""
+
+
+def refusal(candidate: Candidate) -> str:
+    """Why the candidate may not be offered; empty when it may."""
+    why = knob_refusal(candidate)
+    if why:
+        return why
     axes = axes_of(candidate)
     proven = next((known for known in COMPOSITIONS if known.axes == axes), None)
     if proven is None:
@@ -83,6 +91,11 @@ def refusal(candidate: Candidate) -> str:
     if candidate.schedule not in proven.schedules:
         return f"schedule={candidate.schedule} is not proven with {' x '.join(sorted(axes))}"
     return ""
+
+
+def can_grow_from(candidate: Candidate) -> bool:
+    """Whether some proven composition has at least the candidate's axes."""
+    return any(known.axes >= axes_of(candidate) for known in COMPOSITIONS)
 
 
 def proof(candidate: Candidate) -> str:

@@ -1,0 +1,134 @@
+"""Why this plan and not another: sentences from the search's own bounds and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.memory import StageMemory
+from claw_plan.planner.score import Scored, Scorer
+from claw_plan.planner.search_space import Choice, Searched
+from claw_plan.planner.space import Space
+from claw_plan.profiles.units import format_bytes, format_ns
+
+AXES: dict[str, Callable[[Candidate], bool]] = {
+    "pipeline parallelism": lambda c: c.pp > 1,
+    "tensor parallelism": lambda c: c.tp > 1,
+    "sharding (FSDP)": lambda c: c.dp_shard > 1,
+    "replication (DDP)": lambda c: c.dp_replicate > 1,
+    "recompute": lambda c: c.recompute != "none",
+}
+GROUP_AXES = {"pipeline parallelism", "tensor parallelism", "recompute"}
+"""Axes that a whole group shares, so that its bound speaks for them."""
+
+
+def reasons(scorer: Scorer, space: Space, found: Searched, best: Scored) -> Iterator[str]:
+    """A sentence for each way of splitting that the best plan does not use, and what binds."""
+    graph = scorer.problem.graph
+    for axis, uses in AXES.items():
+        if uses(best.candidate):
+            continue
+        if axis == "tensor parallelism" and graph.no_tensor_parallel:
+            yield f"{axis}: not possible here: {graph.no_tensor_parallel}"
+        elif axis == "pipeline parallelism" and len(graph.blocks) < 2:
+            yield f"{axis}: not possible here: the model has no chain of blocks to cut"
+        else:
+            yield from _why_not(axis, uses, found, best)
+    unused = scorer.problem.cluster.num_devices - best.candidate.num_devices
+    if unused:
+        yield (
+            f"{unused} of {scorer.problem.cluster.num_devices} devices are not used: no plan "
+            "on more of them is faster"
+        )
+    yield _binding(best)
+
+
+def _why_not(
+    axis: str, uses: Callable[[Candidate], bool], found: Searched, best: Scored
+) -> Iterator[str]:
+    simulated = [
+        (found.times_ns[candidate], candidate) for candidate, _ in found.ranked if uses(candidate)
+    ]
+    if simulated:
+        time_ns, candidate = simulated[0]
+        slower = time_ns / best.step_time_ns - 1
+        yield f"{axis}: {slower:+.1%} at best ({format_ns(time_ns)} with {candidate.short()})"
+        return
+    if axis in GROUP_AXES:
+        bounds = [(bound, group.base) for bound, group in found.groups if uses(group.base)]
+        if not bounds:
+            return
+        bound, base = min(bounds, key=lambda entry: entry[0])
+        if bound >= best.step_time_ns:
+            yield (
+                f"{axis}: cannot be faster than {format_ns(bound)} "
+                f"(bound, pp={base.pp} tp={base.tp})"
+            )
+            return
+    pruned = [candidate for candidate, _ in found.pruned if uses(candidate)]
+    if pruned:
+        yield f"{axis}: {len(pruned)} candidates looked faster but do not fit in memory"
+    else:
+        yield f"{axis}: every candidate with it has a bound above {format_ns(best.step_time_ns)}"
+
+
+def _binding(best: Scored) -> str:
+    """What holds the best plan back most."""
+    fullest = max(best.memory, key=lambda stage: stage.peak_bytes / stage.capacity_bytes)
+    part, time_ns = max(
+        ((name, ns) for name, ns in best.parts_ns.items() if name != "compute"),
+        key=lambda entry: entry[1],
+    )
+    share = time_ns / best.step_time_ns
+    return (
+        f"what binds: beside compute, {part.replace('_', ' ')} takes most ({share:.0%} of the "
+        f"step); stage {fullest.stage} fills {fullest.peak_bytes / fullest.capacity_bytes:.0%} "
+        "of the memory it may use"
+    )
+
+
+def infeasible_message(scorer: Scorer, space: Space, found: Searched) -> str:
+    """By how much nothing fits, where, and the smallest change that would do."""
+    if not found.pruned:
+        return space.explain_empty()
+    missing, stage, candidate = min(
+        (_shortage(scorer, choice) for choice in found.pruned),
+        key=lambda entry: (entry[0], entry[1].stage),
+    )
+    parts = sorted(stage.parts.items(), key=lambda part: -part[1])[:3]
+    listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
+    message = (
+        f"no plan fits: the closest ({candidate.short()}) needs {format_bytes(stage.peak_bytes)} "
+        f"on stage {stage.stage} ({listed}) where {format_bytes(stage.capacity_bytes)} may be "
+        f"used; {format_bytes(missing)} are missing"
+    )
+    change = _smallest_change(scorer, candidate, stage)
+    return f"{message}; {change}" if change else message
+
+
+def _shortage(scorer: Scorer, choice: Choice) -> tuple[int, StageMemory, Candidate]:
+    candidate, cuts = choice
+    worst = max(
+        scorer.memory.stages(candidate, cuts), key=lambda s: s.peak_bytes - s.capacity_bytes
+    )
+    return worst.peak_bytes - worst.capacity_bytes, worst, candidate
+
+
+def _smallest_change(scorer: Scorer, candidate: Candidate, stage: StageMemory) -> str:
+    """More devices, if sharding over them would do; else the memory each device would need."""
+    problem = scorer.problem
+    path = scorer.bounds.stage_path(candidate)
+    batch = problem.training.global_batch
+    if path is not None:
+        for factor in range(2, 65):
+            wider = replace(candidate, dp_shard=candidate.dp_shard * factor)
+            if batch % (wider.dp * wider.microbatch_size):
+                continue
+            memory = scorer.memory.stage(wider, stage.stage, *path.cuts[stage.stage])
+            if memory.fits:
+                return (
+                    f"it would fit on {wider.num_devices} such devices (dp_shard={wider.dp_shard})"
+                )
+    usable = 1 - problem.training.memory_headroom
+    return f"it would fit on devices of {format_bytes(stage.peak_bytes / usable)}"

@@ -1,0 +1,276 @@
+"""Data-parallel traffic of one stage: gathers before units, reductions after, the optimizer.
+
+Two kinds. `_Whole`: every rank holds all parameters; gradients are all-reduced in buckets during
+the last backward (DistributedDataParallel), or after it under a pipeline. `_Sharded`:
+fully_shard gathers each block before its passes and reduce-scatters its gradients after; over
+dp_replicate the shards are then all-reduced. With precision below fp32 parameters are stored in
+fp32 and fully_shard makes the working copies, so then `_Sharded` is used whatever dp_shard is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.placement import group_nodes
+from claw_plan.planner.problem import STORED_BYTES, Problem
+from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
+from claw_plan.planner.stage_streams import StageStreams
+from claw_plan.profiles.work import OpWork
+
+OPTIMIZER_BYTES = {"adamw": 28, "sgd": 12}
+"""Bytes moved for each fp32 parameter in a step. AdamW reads parameter, gradient and two moments
+and writes all but the gradient (7 x 4); SGD reads two and writes one (3 x 4)."""
+
+
+class DataParallel:
+    """What both kinds share: sizes, groups and the end of the step."""
+
+    by_unit = False
+    """Whether passes are lowered unit by unit, so that traffic can run beside them."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        shards: ShardSizes,
+        candidate: Candidate,
+        streams: StageStreams,
+        start: int,
+        stop: int,
+    ) -> None:
+        self._problem, self._candidate, self._streams = problem, candidate, streams
+        self._start, self._stop = start, stop
+        self._groups = shards.groups(start, stop, candidate.tp, candidate.dp_shard)
+        self._parameters = tuple(shards.stage_parameters(start, stop))
+        self.parameter_names = {parameter.name for _, parameter in self._parameters}
+        per_node = problem.devices_per_node
+        self._replicate_nodes = group_nodes(candidate, "dp_replicate", per_node)
+        self._shard_nodes = group_nodes(candidate, "dp_shard", per_node)
+        self._tp_nodes = group_nodes(candidate, "tp", per_node)
+        self._pending_reductions: list[int] = []
+
+    def begin_forward(self, units: Sequence[int]) -> None:
+        """A microbatch's forward starts; `units` in the order they run."""
+
+    def before_unit(self, unit: int, backward: bool) -> None:
+        """The unit is about to run."""
+
+    def after_forward(self, unit: int) -> None:
+        """The unit's forward was added."""
+
+    def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
+        """A microbatch's backward starts; `is_last` when its gradients complete the step's."""
+
+    def after_backward(self, unit: int, is_last: bool) -> None:
+        """The unit's backward was added."""
+
+    def end_backward(self, is_last: bool) -> None:
+        """All units' backwards were added."""
+
+    def reduce_sequence_parallel(self) -> None:
+        """Parameters that acted on a slice of the sequence: their gradients are summed over tp."""
+        candidate = self._candidate
+        if candidate.tp == 1 or not candidate.sequence_parallel:
+            return
+        last = len(self._problem.graph.units) - 1
+        size = STORED_BYTES * sum(
+            parameter.numel
+            for group, parameter in self._parameters
+            if group != ROOT and 0 < group < last and parameter.tp_dim is None
+        )
+        self._wait_for_reductions()
+        if size:
+            sharded = -(-size // candidate.dp_shard)
+            cost = self._problem.collective("all_reduce", sharded, candidate.tp, self._tp_nodes)
+            self._streams.exchange("tp_comm", "sequence-parallel gradients", cost)
+
+    def step_optimizer(self) -> None:
+        """The optimizer, after the last reduction."""
+        self._wait_for_reductions()
+        optimizer = self._problem.training.optimizer
+        elements = sum(group.trainable_shard for group in self._groups.values())
+        work = OpWork(
+            kind="optimizer",
+            dims=(),
+            dtype="float32",
+            flops=0,
+            bytes=OPTIMIZER_BYTES[optimizer] * elements,
+            target=optimizer,
+        )
+        if elements:
+            cost = self._problem.cost.op(work)
+            self._streams.run("optimizer", optimizer, cost.ns, cost.source)
+
+    def _wait_for_reductions(self) -> None:
+        self._streams.wait_for(self._pending_reductions)
+        self._pending_reductions = []
+
+    def _all_reduce(self, size_bytes: int, name: str, needs: Sequence[int]) -> None:
+        """Over dp_replicate, beside the computation where the library can."""
+        if self._candidate.dp_replicate == 1 or not size_bytes:
+            return
+        cost = self._problem.collective(
+            "all_reduce", size_bytes, self._candidate.dp_replicate, self._replicate_nodes
+        )
+        task = self._streams.background(self._streams.reduce, "dp_comm", name, cost, 0, needs)
+        self._pending_reductions.append(task)
+
+
+class _Whole(DataParallel):
+    """Every rank holds all parameters."""
+
+    _collected_bytes = 0
+
+    def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
+        # DistributedDataParallel overlaps; under a pipeline all is reduced after the last
+        # backward (executor), so passes need no splitting.
+        replicated = self._candidate.dp_replicate > 1
+        self.by_unit = replicated and is_last and self._candidate.pp == 1
+        self._collected_bytes = 0
+
+    def after_backward(self, unit: int, is_last: bool) -> None:
+        if not is_last:
+            return
+        self._collected_bytes += STORED_BYTES * self._unit_size(unit).trainable_whole
+        if self.by_unit and self._collected_bytes >= self._candidate.bucket_bytes:
+            self._flush()
+
+    def end_backward(self, is_last: bool) -> None:
+        if is_last:
+            self._flush()
+        self.by_unit = False
+
+    def _unit_size(self, unit: int) -> GroupSize:
+        """The root's parameters complete with the first unit, whose backward is last."""
+        own = self._groups.get(unit, GroupSize())
+        return self._groups[ROOT] if unit == self._start and not own.whole else own
+
+    def _flush(self) -> None:
+        """Full buckets, then the rest, each its own all-reduce."""
+        bucket, left = self._candidate.bucket_bytes, self._collected_bytes
+        while left > 0:
+            self._all_reduce(min(bucket, left), "bucket", [self._streams.last_task])
+            left -= bucket
+        self._collected_bytes = 0
+
+
+class _Sharded(DataParallel):
+    """fully_shard: gather, compute, reduce-scatter, unit by unit."""
+
+    by_unit = True
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self._gathered: set[int] = set()
+        self._order: list[int] = []
+        self._marks: list[int] = []
+
+    def begin_forward(self, units: Sequence[int]) -> None:
+        self._begin(units)
+
+    def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
+        self._begin(units)
+
+    def _begin(self, units: Sequence[int]) -> None:
+        self._order = [ROOT, *units]
+        self._marks = [self._streams.last_task]
+        self._wait_for_gather(ROOT)
+
+    def before_unit(self, unit: int, backward: bool) -> None:
+        self._wait_for_gather(unit)
+
+    def _wait_for_gather(self, group: int) -> None:
+        """The gather may start once the unit two before has run: one is fetched ahead."""
+        if group in self._gathered:
+            return
+        self._gathered.add(group)
+        size = self._groups.get(group, GroupSize())
+        if not size.whole:
+            return
+        ahead = self._marks[-2] if len(self._marks) > 1 else self._marks[-1]
+        needs = [ahead] if self._streams.overlaps else []
+        task = self._gather(group, size, [need for need in needs if need >= 0])
+        self._streams.wait_for([task])
+
+    def _gather(self, group: int, size: GroupSize, needs: Sequence[int]) -> int:
+        problem, shard = self._problem, self._candidate.dp_shard
+        compute = problem.training.compute_bytes
+        cast_ns = problem.memory_op_ns((STORED_BYTES + compute) * size.shard)
+        name = "gather root" if group == ROOT else f"gather unit {group}"
+        if shard == 1:
+            return self._copy(name, cast_ns, needs)
+        # Cast the shard into the gather's buffer, then copy each parameter out of it.
+        copy_ns = cast_ns + problem.memory_op_ns(2 * compute * size.whole)
+        cost = problem.collective(
+            "all_gather", compute * size.shard * shard, shard, self._shard_nodes
+        )
+        return self._streams.background(
+            self._streams.gather, "dp_comm", name, cost, copy_ns, needs
+        )
+
+    def _copy(self, name: str, duration_ns: int, needs: Sequence[int]) -> int:
+        self._streams.wait_for(needs)
+        return self._streams.run("other", name, duration_ns)
+
+    def after_forward(self, unit: int) -> None:
+        self._marks.append(self._streams.last_task)
+        if self._candidate.reshard_after_forward:
+            self._gathered.discard(unit)
+
+    def after_backward(self, unit: int, is_last: bool) -> None:
+        self._marks.append(self._streams.last_task)
+        if self._reduces(is_last):
+            self._reduce(unit)
+        # Under a pipeline parameters stay whole between backwards, until the last.
+        if self._candidate.pp == 1 or is_last:
+            self._gathered.discard(unit)
+
+    def end_backward(self, is_last: bool) -> None:
+        if self._reduces(is_last):
+            self._reduce(ROOT)
+        if self._candidate.pp == 1 or is_last:
+            self._gathered.discard(ROOT)
+
+    def _reduces(self, is_last: bool) -> bool:
+        return self._candidate.pp == 1 or is_last
+
+    def _reduce(self, group: int) -> None:
+        size = self._groups.get(group, GroupSize())
+        if not size.trainable_whole:
+            return
+        problem, shard, streams = self._problem, self._candidate.dp_shard, self._streams
+        compute = problem.training.compute_bytes
+        name = "root" if group == ROOT else f"unit {group}"
+        # Copy (and cast) the gradients into the reduction's fp32 buffer.
+        copy_ns = problem.memory_op_ns((compute + STORED_BYTES) * size.trainable_whole)
+        needs = [streams.last_task]
+        if shard == 1:
+            self._copy(f"cast gradients {name}", copy_ns, ())
+            needs = [streams.last_task]
+        else:
+            cost = problem.collective(
+                "reduce_scatter",
+                STORED_BYTES * size.trainable_shard * shard,
+                shard,
+                self._shard_nodes,
+            )
+            task = streams.background(
+                streams.reduce, "dp_comm", f"reduce {name}", cost, copy_ns, needs
+            )
+            self._pending_reductions.append(task)
+            needs = [task]
+        self._all_reduce(STORED_BYTES * size.trainable_shard, f"all-reduce {name}", needs)
+
+
+def make_data_parallel(
+    problem: Problem,
+    shards: ShardSizes,
+    candidate: Candidate,
+    streams: StageStreams,
+    start: int,
+    stop: int,
+) -> DataParallel:
+    """The kind the candidate and the precision ask for."""
+    sharded = candidate.dp_shard > 1 or problem.training.is_mixed
+    kind = _Sharded if sharded else _Whole
+    return kind(problem, shards, candidate, streams, start, stop)

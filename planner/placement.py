@@ -1,0 +1,59 @@
+"""Where the ranks of a candidate's groups lie: on how many nodes each collective runs.
+
+Ranks are laid over the devices in mesh order, the last axis fastest, so with the default order a
+tensor-parallel group is a run of neighbours and pipeline stages are far apart.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from claw_plan.planner.candidate import Candidate
+
+
+def stride_of(candidate: Candidate, axis: str) -> int:
+    """Devices between neighbours on the axis."""
+    stride = 1
+    for name in reversed(candidate.mesh_order):
+        if name == axis:
+            return stride
+        stride *= getattr(candidate, name)
+    raise ValueError(f"the mesh has the axes {candidate.mesh_order}, but got {axis=}")
+
+
+def group_nodes(candidate: Candidate, axis: str, devices_per_node: int) -> int:
+    """The most nodes that any group of the axis spans."""
+    size = getattr(candidate, axis)
+    return _nodes(candidate.num_devices, size, stride_of(candidate, axis), devices_per_node)
+
+
+@cache
+def _nodes(num_devices: int, size: int, stride: int, devices_per_node: int) -> int:
+    if size * stride <= devices_per_node and devices_per_node % (size * stride) == 0:
+        return 1  # groups are aligned blocks inside a node
+    most = 1
+    for start in range(num_devices):
+        if (start // stride) % size == 0:  # the first rank of its group
+            most = max(
+                most,
+                len({(start + i * stride) // devices_per_node for i in range(size)}),
+            )
+    return most
+
+
+def crosses_node(candidate: Candidate, stage: int, devices_per_node: int) -> bool:
+    """Whether some rank of the stage sends to its peer of the next stage over the network."""
+    stride = stride_of(candidate, "pp")
+    start = stage * stride
+    return any(
+        rank // devices_per_node != (rank + stride) // devices_per_node
+        for rank in range(start, start + stride)
+    )
+
+
+def device_names(candidate: Candidate, devices_per_node: list[int]) -> list[str]:
+    """node:device of rank 0, 1, …, filling the nodes in order."""
+    names = [
+        f"{node}:{local}" for node, count in enumerate(devices_per_node) for local in range(count)
+    ]
+    return names[: candidate.num_devices]

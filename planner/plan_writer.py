@@ -1,0 +1,207 @@
+"""From a scored candidate to a `Plan`: names of modules in place of unit indices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.graph import ModelGraph
+from claw_plan.planner.model_source import LoadedModel
+from claw_plan.planner.placement import device_names
+from claw_plan.planner.plan import (
+    Plan,
+    PlanCommunication,
+    PlanMesh,
+    PlanModel,
+    PlanPrediction,
+    PlanSchedule,
+    PlanSharding,
+    PlanStage,
+    PlanTensorParallel,
+    PlanTie,
+    PlanTraining,
+    candidate_mapping,
+)
+from claw_plan.planner.problem import Problem
+from claw_plan.planner.score import Scored
+from claw_plan.profiles.cost import ANALYTIC, FITTED, INTERPOLATED, MEASURED
+from claw_plan.profiles.units import gib, ms_from_ns
+
+HALF_WIDTH = {MEASURED: 0.05, INTERPOLATED: 0.08, FITTED: 0.15, ANALYTIC: 0.25}
+"""Half width of the 90 % interval by what the kernel times rest on, as a fraction. Judgement, not
+a fit: planners' published errors are 2-8 % on measured kernels and 10-40 % without."""
+
+
+def write_plan(
+    problem: Problem,
+    scored: Scored,
+    model: LoadedModel,
+    *,
+    folder: Path,
+    profile: str,
+    search: Mapping[str, Any],
+) -> Plan:
+    """The plan of a candidate; the model's file is named relative to `folder`."""
+    graph, training, candidate = problem.graph, problem.training, scored.candidate
+    microbatches = candidate.num_microbatches(training.global_batch)
+    return Plan(
+        version=1,
+        model=PlanModel(
+            file=os.path.relpath(model.path.resolve(), folder.resolve()),
+            sha256=model.sha256,
+            build=model.build_text,
+            inputs=model.inputs_text,
+            parameters=graph.num_parameters,
+        ),
+        training=PlanTraining(
+            global_batch=training.global_batch,
+            seq_len=training.seq_len,
+            precision=training.precision,  # type: ignore[arg-type]  # checked by pydantic
+            optimizer=training.optimizer,  # type: ignore[arg-type]
+            seed=training.seed,
+        ),
+        cluster=dict(problem.cluster.text),
+        candidate=candidate_mapping(candidate),
+        mesh=PlanMesh(
+            axes={axis: getattr(candidate, axis) for axis in candidate.mesh_order},
+            devices=device_names(candidate, [n.device_count for n in problem.cluster.nodes]),
+        ),
+        schedule=PlanSchedule(
+            name=candidate.schedule,
+            stages_per_rank=candidate.stages_per_rank,
+            num_microbatches=microbatches,
+        ),
+        blocks=[block.name for block in graph.blocks],
+        stages=[
+            PlanStage(rank_group=index, modules=_stage_modules(graph, start, stop))
+            for index, (start, stop) in enumerate(scored.cuts)
+        ],
+        tied=_ties(graph, scored),
+        tensor_parallel=_tensor_parallel(graph) if candidate.tp > 1 else [],
+        sharding=_sharding(graph, candidate) if candidate.dp_shard > 1 else [],
+        communication=_communication(candidate),
+        prediction=predict(scored, profile, search),
+    )
+
+
+def predict(scored: Scored, profile: str, search: Mapping[str, Any]) -> PlanPrediction:
+    """The expectation that a run is compared with."""
+    step_ms = ms_from_ns(scored.step_time_ns)
+    width = sum(HALF_WIDTH.get(name, 0.25) * share for name, share in scored.sources.items())
+    return PlanPrediction(
+        step_time_ms=round(step_ms, 6),
+        interval_ms=(round(step_ms * (1 - width), 3), round(step_ms * (1 + width), 3)),
+        samples_per_s=scored.samples_per_s,
+        tokens_per_s=scored.tokens_per_s,
+        mfu=scored.mfu,
+        memory_gib=[round(gib(stage.peak_bytes), 3) for stage in scored.memory],
+        profile=profile,
+        search=dict(search),
+    )
+
+
+def _stage_modules(graph: ModelGraph, start: int, stop: int) -> list[str]:
+    modules: list[str] = []
+    last = len(graph.units) - 1
+    if start == 0:
+        modules += graph.units[0].modules
+    modules += fold_names([graph.units[u].name for u in range(max(start, 1), min(stop, last))])
+    if stop == last + 1:
+        modules += [name for name in graph.units[last].modules if name not in modules]
+    return modules
+
+
+def fold_names(names: Sequence[str]) -> list[str]:
+    """['h.0', 'h.1', 'h.2'] to ['h[0:3]']; what has no number at its end stays as it is."""
+    folded: list[str] = []
+    for (prefix, _), run in groupby(enumerate(names), key=_run_key):
+        members = [name for _, name in run]
+        if prefix is None or len(members) == 1:
+            folded += members
+        else:
+            first = int(members[0].rpartition(".")[2])
+            folded.append(f"{prefix}[{first}:{first + len(members)}]")
+    return folded
+
+
+def _run_key(entry: tuple[int, str]) -> tuple[str | None, int]:
+    """Equal for neighbours whose numbers follow each other under one prefix."""
+    position, name = entry
+    prefix, _, number = name.rpartition(".")
+    if not number.isdecimal() or not prefix:
+        return None, position
+    return prefix, int(number) - position
+
+
+def _block_patterns(graph: ModelGraph, structures: Sequence[int]) -> list[str]:
+    """'h[*]' for every container whose blocks have one of the structures."""
+    patterns: dict[str, None] = {}
+    for block in graph.blocks:
+        if not structures or block.structure in structures:
+            prefix, _, number = block.name.rpartition(".")
+            patterns[f"{prefix}[*]" if number.isdecimal() and prefix else block.name] = None
+    return list(patterns)
+
+
+def _tensor_parallel(graph: ModelGraph) -> list[PlanTensorParallel]:
+    return [
+        PlanTensorParallel(
+            modules=f"{pattern}.{rule.module}" if rule.module else pattern,
+            style=rule.style,  # type: ignore[arg-type]  # checked by pydantic
+            heads=rule.heads,
+            parts=rule.parts,
+            weight_dims=dict(rule.weight_dims),
+        )
+        for rule in graph.tensor_parallel
+        for pattern in _block_patterns(graph, rule.structures)
+    ]
+
+
+def _sharding(graph: ModelGraph, candidate: Candidate) -> list[PlanSharding]:
+    blocks = [
+        PlanSharding(
+            modules=pattern,
+            zero=candidate.zero,
+            reshard_after_forward=candidate.reshard_after_forward,
+        )
+        for pattern in _block_patterns(graph, ())
+    ]
+    # The root is needed again at once in backward, so it is never freed between.
+    root = PlanSharding(modules="*", zero=candidate.zero, reshard_after_forward=False)
+    return [*blocks, root]
+
+
+def _communication(candidate: Candidate) -> list[PlanCommunication]:
+    used = []
+    if candidate.dp_shard > 1:
+        used += [("dp_shard", "all_gather"), ("dp_shard", "reduce_scatter")]
+    if candidate.dp_replicate > 1:
+        used.append(("dp_replicate", "all_reduce"))
+    if candidate.tp > 1:
+        split = candidate.sequence_parallel
+        ops = ("all_gather", "reduce_scatter") if split else ("all_reduce",)
+        used += [("tp", op) for op in ops]
+    if candidate.pp > 1:
+        used.append(("pp", "send"))
+    return [
+        PlanCommunication(axis=axis, op=op, algorithm=candidate.collective, codec=candidate.codec)
+        for axis, op in used
+    ]
+
+
+def _ties(graph: ModelGraph, scored: Scored) -> list[PlanTie]:
+    ties = []
+    for parameter in graph.parameters:
+        if len(parameter.names) < 2:
+            continue
+        stages = [
+            index
+            for index, (start, stop) in enumerate(scored.cuts)
+            if any(start <= unit < stop for unit in parameter.units)
+        ]
+        ties.append(PlanTie(parameters=list(parameter.names), stages=stages))
+    return ties

@@ -1,0 +1,241 @@
+"""The whole way from a model file to a plan: trace, search, baselines, explanation.
+
+`make_plan` is what the command line calls, and what another program would; `simulate_plan`
+scores a plan that exists, edited or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.errors import InfeasiblePlan, PlanError
+from claw_plan.planner.explain import infeasible_message, reasons
+from claw_plan.planner.graph import ModelGraph
+from claw_plan.planner.model_source import LoadedModel, load_model
+from claw_plan.planner.plan import Plan, load_plan
+from claw_plan.planner.plan_stages import cuts_of_plan
+from claw_plan.planner.plan_writer import write_plan
+from claw_plan.planner.problem import Problem, Training
+from claw_plan.planner.score import Scored, Scorer
+from claw_plan.planner.search import SearchReport
+from claw_plan.planner.search_space import search_space
+from claw_plan.planner.space import Space
+from claw_plan.planner.trace import trace
+from claw_plan.profiles.cluster import Cluster
+from claw_plan.profiles.cluster_file import cluster_from_mapping, load_cluster
+from claw_plan.profiles.cost_model import ClusterCostModel
+from claw_plan.profiles.profile import Profile, load_profile
+
+DEFAULT_GLOBAL_BATCH = 256
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningRequest:
+    """What a plan is asked for; None leaves a setting to the cluster file or the default."""
+
+    model: Path
+    cluster: str
+    build: str | None = None
+    inputs: str | None = None
+    global_batch: int | None = None
+    seq_len: int | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    memory_headroom: float = 0.10
+    fix: Mapping[str, Any] = field(default_factory=dict)
+    profile: Path | None = None
+    top: int = 3
+    seed: int = 0
+    time_limit_s: float | None = None
+    output_folder: Path = Path()
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningResult:
+    """The plan and why. A baseline is scored, or a sentence that says why it cannot be."""
+
+    plan: Plan
+    best: Scored
+    alternatives: tuple[Scored, ...]
+    baselines: Mapping[str, Scored | str]
+    search: SearchReport
+    graph: ModelGraph
+    cluster: Cluster
+    assumptions: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+def make_plan(request: PlanningRequest) -> PlanningResult:
+    """Plans a model. Raises InputError, TraceError, PlanError or InfeasiblePlan."""
+    say = request.progress or (lambda what, done: None)
+    cluster = load_cluster(request.cluster)
+    say("loading the model", 0.0)
+    model = load_model(request.model, build=request.build, inputs=request.inputs)
+    profile, profile_name = _find_profile(request.profile, request.cluster)
+    problem, assumed = _pose(request, cluster, model, profile)
+    scorer = Scorer(problem)
+    space = Space(problem, request.fix)
+    found = search_space(scorer, space, time_limit_s=request.time_limit_s, progress=say)
+    if not found.ranked:
+        raise InfeasiblePlan(infeasible_message(scorer, space, found))
+    best, *others = (
+        scorer.score(candidate, cuts) for candidate, cuts in found.ranked[: request.top + 1]
+    )
+    say("scoring the baselines", 1.0)
+    baselines = dict(_baselines(scorer, request.fix))
+    plan = write_plan(
+        problem,
+        best,
+        model,
+        folder=request.output_folder,
+        profile=profile_name,
+        search=asdict(found.report),
+    )
+    return PlanningResult(
+        plan=plan,
+        best=best,
+        alternatives=tuple(others),
+        baselines=baselines,
+        search=found.report,
+        graph=problem.graph,
+        cluster=cluster,
+        assumptions=(*assumed, *cluster.assumptions, *problem.graph.assumptions),
+        reasons=tuple(reasons(scorer, space, found, best)),
+    )
+
+
+def _pose(
+    request: PlanningRequest, cluster: Cluster, model: LoadedModel, profile: Profile | None
+) -> tuple[Problem, list[str]]:
+    """The problem, and sentences on what was assumed in posing it."""
+    settings, assumed = cluster.training, []
+    batch = request.global_batch or settings.get("global_batch")
+    if batch is None:
+        batch = DEFAULT_GLOBAL_BATCH
+        assumed.append(f"global batch {batch} (--global-batch)")
+    seq_len = request.seq_len or settings.get("seq_len") or model.seq_len()
+    precision = request.precision or settings.get("precision")
+    if precision is None:
+        precision = _best_precision(cluster)
+        assumed.append(f"precision {precision} (--precision)")
+    optimizer = request.optimizer or settings.get("optimizer")
+    if optimizer is None:
+        optimizer = "adamw"
+        assumed.append("optimizer adamw (--optimizer)")
+    training = Training(
+        global_batch=batch,
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        memory_headroom=request.memory_headroom,
+        seed=request.seed,
+    )
+    return _problem(model, cluster, training, profile, request.progress), assumed
+
+
+def _problem(
+    model: LoadedModel,
+    cluster: Cluster,
+    training: Training,
+    profile: Profile | None,
+    progress: Progress | None,
+) -> Problem:
+    graph = trace(model, seq_len=training.seq_len, dtype=training.precision, progress=progress)
+    return Problem(
+        graph=graph,
+        cluster=cluster,
+        cost=ClusterCostModel(cluster, profile),
+        training=replace(training, seq_len=graph.seq_len),
+    )
+
+
+def _best_precision(cluster: Cluster) -> str:
+    """bf16 where every device has it at more than the fp32 rate; CPUs compute in fp32."""
+    for node in cluster.nodes:
+        peaks = node.device.peak_flops_per_s
+        if node.device.kind == "cpu" or "bfloat16" not in peaks:
+            return "float32"
+    return "bfloat16"
+
+
+def _find_profile(given: Path | None, cluster: str) -> tuple[Profile | None, str]:
+    """The profile given, else `<cluster>.profile` beside the cluster file or here."""
+    if given is not None:
+        return load_profile(given), given.name
+    path = Path(f"{cluster}.profile")
+    if path.is_file():
+        return load_profile(path), path.name
+    return None, "catalogue"
+
+
+def _baselines(scorer: Scorer, fix: Mapping[str, Any]) -> Iterable[tuple[str, Scored | str]]:
+    """Plain FSDP and DDP over all devices, each at its best microbatch and recompute."""
+    devices = scorer.problem.cluster.num_devices
+    free = {knob: fix[knob] for knob in ("microbatch_size", "recompute") if knob in fix}
+    plain = {
+        "FSDP": {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": devices},
+        "DDP": {"pp": 1, "tp": 1, "dp_shard": 1, "dp_replicate": devices},
+    }
+    for name, knobs in plain.items():
+        try:
+            space = Space(scorer.problem, {**knobs, **free})
+        except PlanError as error:
+            yield name, str(error)
+            continue
+        found = search_space(scorer, space)
+        if found.ranked:
+            yield name, scorer.score(*found.ranked[0])
+        else:
+            yield name, infeasible_message(scorer, space, found)
+
+
+def simulate_plan(path: Path, profile: Path | None = None) -> Scored:
+    """Scores a plan file as it stands. Raises InputError or PlanError for what is wrong in it."""
+    plan = load_plan(path)
+    model = load_model(
+        path.parent / plan.model.file, build=plan.model.build, inputs=plan.model.inputs
+    )
+    cluster = cluster_from_mapping(plan.cluster, f"{path.name}: cluster")
+    candidate = plan.knobs()
+    settings = plan.training
+    training = Training(
+        global_batch=settings.global_batch,
+        seq_len=settings.seq_len,
+        precision=settings.precision,
+        optimizer=settings.optimizer,
+        memory_headroom=0.0,
+        seed=settings.seed,
+    )
+    known = load_profile(profile) if profile is not None else None
+    problem = _problem(model, cluster, training, known, None)
+    _check_against(problem, candidate, plan)
+    return Scorer(problem).score(candidate, cuts_of_plan(plan, problem.graph))
+
+
+def _check_against(problem: Problem, candidate: Candidate, plan: Plan) -> None:
+    """What an edited plan can contradict: the cluster, the model's heads, its own counts."""
+    devices = problem.cluster.num_devices
+    if candidate.num_devices > devices:
+        raise PlanError(
+            f"the plan uses {candidate.num_devices} devices (pp x dp x tp); its cluster has "
+            f"{devices}"
+        )
+    count = candidate.num_microbatches(plan.training.global_batch)
+    if plan.schedule.num_microbatches != count:
+        raise PlanError(
+            f"schedule.num_microbatches is {plan.schedule.num_microbatches}, but a global batch "
+            f"of {plan.training.global_batch} over dp={candidate.dp} in microbatches of "
+            f"{candidate.microbatch_size} makes {count}"
+        )
+    if candidate.tp > 1 and problem.graph.tp_divides % candidate.tp:
+        raise PlanError(
+            f"candidate.tp is {candidate.tp}, which does not divide {problem.graph.tp_divides} "
+            "(the common divisor of the model's head counts)"
+        )

@@ -1,0 +1,117 @@
+"""Best-first branch and bound: the best candidate, and the proof that it is.
+
+The searcher knows nothing of models or simulators. It is given *branches*, each with a lower
+bound, the number of candidates under it, and a way to open it: into further branches, or by
+evaluating the one candidate it stands for. Branches are opened in the order of their bounds until
+the next bound is no better than the best time found; then nothing left can win, and the gap is 0.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Generic[T]):
+    """A candidate's simulated time; None when it does not fit in memory."""
+
+    item: T
+    time_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(Generic[T]):
+    """`size` candidates whose times are all at least `bound_ns`; `order` breaks ties."""
+
+    bound_ns: int
+    order: tuple[object, ...]
+    size: int
+    open: Callable[[], Iterable[Branch[T]] | Evaluated[T]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchReport:
+    """What was looked at. `gap` is how much better an unseen candidate could still be.
+
+    `space` = `bound_pruned` + `memory_pruned` + `simulated` (+ those left by a time limit, which
+    count as neither). `space_per_knob` is the number of distinct values of each knob.
+    """
+
+    space: int
+    space_per_knob: dict[str, int]
+    bound_pruned: int
+    memory_pruned: int
+    simulated: int
+    seconds: float
+    gap: float
+
+    @property
+    def optimal(self) -> bool:
+        """Whether no other candidate of the space can be faster."""
+        return self.gap == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Generic[T]):
+    """All simulated candidates, best first, and the counts."""
+
+    ranked: tuple[tuple[int, T], ...]
+    memory_pruned: int
+    left: int
+    seconds: float
+    gap: float
+
+
+def best_first(
+    branches: Iterable[Branch[T]],
+    *,
+    time_limit_s: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Outcome[T]:
+    """Opens branches until the best is proven, or the time limit is reached.
+
+    `progress(opened, remaining)` is called after every opening. Equal times are ranked by the
+    order in which bounds and `order` put them, so the answer is the same on every run that no
+    time limit cut.
+    """
+    start = clock()
+    heap = [(b.bound_ns, b.order, index, b) for index, b in enumerate(branches)]
+    heapq.heapify(heap)
+    serial, opened, memory_pruned = len(heap), 0, 0
+    found: list[tuple[int, int, T]] = []
+    best: int | None = None
+    timed_out = False
+    while heap and (best is None or heap[0][0] < best):
+        if time_limit_s is not None and clock() - start > time_limit_s and best is not None:
+            timed_out = True
+            break
+        result = heapq.heappop(heap)[3].open()
+        opened += 1
+        if isinstance(result, Evaluated):
+            if result.time_ns is None:
+                memory_pruned += 1
+            else:
+                found.append((result.time_ns, opened, result.item))
+                best = result.time_ns if best is None else min(best, result.time_ns)
+        else:
+            for branch in result:
+                heapq.heappush(heap, (branch.bound_ns, branch.order, serial, branch))
+                serial += 1
+        if progress is not None:
+            progress(opened, len(heap))
+    gap = (best - heap[0][0]) / best if timed_out and heap and best else 0.0
+    found.sort(key=lambda entry: entry[:2])
+    return Outcome(
+        ranked=tuple((time_ns, item) for time_ns, _, item in found),
+        memory_pruned=memory_pruned,
+        left=sum(entry[3].size for entry in heap),
+        seconds=clock() - start,
+        gap=max(0.0, gap),
+    )

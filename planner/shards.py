@@ -1,0 +1,99 @@
+"""How many elements of each unit's parameters one rank holds, whole and sharded.
+
+FSDP groups: every block is one, and all that lies outside the blocks is the root's. A parameter
+that several units use belongs to the first group that a stage meets, and to the root if any of
+its units is outside the blocks (a tied embedding and head).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from claw_plan.planner.graph import ModelGraph, Parameter
+
+ROOT = -1
+"""The group of everything outside the blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSize:
+    """Elements of one FSDP group on one rank.
+
+    `whole` after tensor parallelism and before sharding, `shard` after both with FSDP's padding
+    of dimension 0, `largest` the largest shard of one parameter; `trainable` parts hold
+    gradients and optimizer states, `count` counts the trainable tensors.
+    """
+
+    whole: int = 0
+    shard: int = 0
+    trainable_whole: int = 0
+    trainable_shard: int = 0
+    largest: int = 0
+    count: int = 0
+
+    def plus(self, parameter: Parameter, tp: int, dp_shard: int) -> GroupSize:
+        """With one more parameter."""
+        whole = local_numel(parameter, tp)
+        shard = _shard_numel(parameter, tp, dp_shard)
+        trainable = int(parameter.trainable)
+        return GroupSize(
+            whole=self.whole + whole,
+            shard=self.shard + shard,
+            trainable_whole=self.trainable_whole + whole * trainable,
+            trainable_shard=self.trainable_shard + shard * trainable,
+            largest=max(self.largest, shard * trainable),
+            count=self.count + trainable,
+        )
+
+
+def local_numel(parameter: Parameter, tp: int) -> int:
+    """Elements one tensor-parallel rank holds."""
+    return parameter.numel if parameter.tp_dim is None else parameter.numel // tp
+
+
+def _shard_numel(parameter: Parameter, tp: int, dp_shard: int) -> int:
+    """Elements of the largest shard: fully_shard cuts dimension 0 and pads the last shard."""
+    if not parameter.shape:
+        return 1
+    rows = parameter.shape[0] // (tp if parameter.tp_dim == 0 else 1)
+    return local_numel(parameter, tp) // max(1, rows) * -(-rows // dp_shard)
+
+
+class ShardSizes:
+    """Group sizes of one model, kept for every stage asked about."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self._graph = graph
+        self._last = len(graph.units) - 1
+        self._of_unit: dict[int, list[Parameter]] = {u: [] for u in range(len(graph.units))}
+        for parameter in graph.parameters:
+            # A parameter no unit uses is still stored; every stage keeps what the root holds.
+            for unit in parameter.units or (0,):
+                self._of_unit[unit].append(parameter)
+        self.groups = lru_cache(maxsize=None)(self._groups)
+
+    def group_of(self, parameter: Parameter, unit: int) -> int:
+        """The group that holds the parameter when a stage meets it at `unit`."""
+        outside = {0, self._last}.intersection(parameter.units or (0,))
+        return ROOT if outside else unit
+
+    def stage_parameters(self, start: int, stop: int) -> Iterator[tuple[int, Parameter]]:
+        """(group, parameter) of a stage, each parameter once."""
+        seen: set[str] = set()
+        for unit in range(start, stop):
+            for parameter in self._of_unit[unit]:
+                if parameter.name not in seen:
+                    seen.add(parameter.name)
+                    yield self.group_of(parameter, unit), parameter
+
+    def _groups(self, start: int, stop: int, tp: int, dp_shard: int) -> dict[int, GroupSize]:
+        sizes: dict[int, GroupSize] = {ROOT: GroupSize()}
+        for group, parameter in self.stage_parameters(start, stop):
+            sizes[group] = sizes.get(group, GroupSize()).plus(parameter, tp, dp_shard)
+        return sizes
+
+    def unit_whole(self, unit: int, tp: int) -> int:
+        """Elements of all parameters a unit uses, on one tensor-parallel rank."""
+        return sum(local_numel(parameter, tp) for parameter in self._of_unit[unit])

@@ -1,0 +1,181 @@
+"""Every way of splitting the training that may be offered, in groups that share a computation.
+
+A `Group` fixes devices, pp, tp, dp, microbatch, recompute and sequence parallelism; its members
+differ in how data parallelism is done and in the schedule. The search bounds whole groups and
+opens only those that may hold the best. Knobs that cannot act are at one value (no schedule to
+choose without a pipeline, no resharding without shards), so every candidate counted is distinct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.errors import InfeasiblePlan, PlanError
+from claw_plan.planner.problem import Problem
+from claw_plan.planner.supported import RECOMPUTE, SCHEDULES, can_grow_from, knob_refusal, refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Candidates that compute alike. `base` carries the shared knobs, dp as dp_replicate."""
+
+    base: Candidate
+    microbatches: int
+    size: int
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+class Space:
+    """The candidates of a problem that agree with the pinned knobs `fix`."""
+
+    def __init__(self, problem: Problem, fix: Mapping[str, Any]) -> None:
+        self._problem, self._fix = problem, dict(fix)
+        self._check_fix()
+        self._members = cache(self._count_members)
+
+    def _check_fix(self) -> None:
+        """Pinned values that no candidate can have are refused with the values that can."""
+        graph, fix = self._problem.graph, self._fix
+        pinned = Candidate(**fix)
+        why = knob_refusal(pinned)
+        if not why and not can_grow_from(pinned):
+            why = refusal(pinned)
+        if why:
+            raise PlanError(f"--fix {why}")
+        if pinned.tp > 1 and graph.tp_divides % pinned.tp:
+            valid = ", ".join(str(d) for d in self.tp_degrees())
+            reason = f" ({graph.no_tensor_parallel})" if graph.no_tensor_parallel else ""
+            raise PlanError(
+                f"--fix tp={pinned.tp}: the model's heads divide by {valid} only{reason}"
+            )
+        blocks = len(graph.blocks)
+        if pinned.pp > max(1, blocks):
+            raise PlanError(
+                f"--fix pp={pinned.pp}: the model has {blocks} blocks, and a stage needs one"
+            )
+        devices = self._problem.cluster.num_devices
+        if pinned.num_devices > devices:
+            raise InfeasiblePlan(
+                f"--fix asks for {pinned.num_devices} devices (pp x dp x tp); "
+                f"the cluster {self._problem.cluster.name!r} has {devices}"
+            )
+
+    def tp_degrees(self) -> list[int]:
+        """Degrees that divide every head count of the model."""
+        graph = self._problem.graph
+        if graph.no_tensor_parallel:
+            return [1]
+        return divisors(graph.tp_divides)
+
+    def device_counts(self) -> list[int]:
+        """Numbers of devices a plan may use: any part of one node, or whole nodes."""
+        cluster, per_node = self._problem.cluster, self._problem.devices_per_node
+        counts = set(range(1, min(per_node, cluster.num_devices) + 1))
+        counts |= set(range(per_node, cluster.num_devices + 1, per_node))
+        counts.add(cluster.num_devices)
+        return sorted(counts, reverse=True)
+
+    def groups(self) -> Iterator[Group]:
+        """All groups, larger device counts first."""
+        batch = self._problem.training.global_batch
+        for count in self.device_counts():
+            for pp, tp, dp in self._degrees(count):
+                if batch % dp:
+                    continue
+                for size in divisors(batch // dp):
+                    if self._pinned("microbatch_size", size):
+                        yield from self._variants(pp, tp, dp, size, batch // (dp * size))
+
+    def _degrees(self, count: int) -> Iterator[tuple[int, int, int]]:
+        blocks = max(1, len(self._problem.graph.blocks))
+        for tp in self.tp_degrees():
+            if count % tp or not self._pinned("tp", tp):
+                continue
+            for pp in divisors(count // tp):
+                if pp <= blocks and self._pinned("pp", pp):
+                    yield pp, tp, count // (tp * pp)
+
+    def _variants(
+        self, pp: int, tp: int, dp: int, size: int, microbatches: int
+    ) -> Iterator[Group]:
+        members = self._members(pp, tp, dp, min(microbatches, 2))
+        if not members:
+            return
+        for recompute in RECOMPUTE:
+            for sequence_parallel in self._sequence_choices(tp):
+                if self._pinned("recompute", recompute):
+                    base = Candidate(
+                        pp=pp,
+                        tp=tp,
+                        dp_replicate=dp,
+                        microbatch_size=size,
+                        recompute=recompute,
+                        sequence_parallel=sequence_parallel,
+                        bucket_bytes=self._fix.get("bucket_bytes", Candidate().bucket_bytes),
+                    )
+                    yield Group(base=base, microbatches=microbatches, size=members)
+
+    def _sequence_choices(self, tp: int) -> list[bool]:
+        graph, choices = self._problem.graph, [False]
+        if tp > 1 and not graph.no_sequence_parallel and (graph.seq_len or 1) % tp == 0:
+            choices.append(True)
+        return [value for value in choices if self._pinned("sequence_parallel", value)]
+
+    def _count_members(self, pp: int, tp: int, dp: int, microbatches: int) -> int:
+        base = Candidate(pp=pp, tp=tp, dp_replicate=dp)
+        return len(self.members(Group(base=base, microbatches=microbatches, size=0)))
+
+    def members(self, group: Group) -> list[Candidate]:
+        """The candidates of a group, in order."""
+        base = group.base
+        # With one microbatch every schedule is the same.
+        schedules = SCHEDULES if base.pp > 1 and group.microbatches > 1 else ("1F1B",)
+        found = []
+        for shard in divisors(base.dp):
+            if not self._pinned("dp_shard", shard):
+                continue
+            if not self._pinned("dp_replicate", base.dp // shard):
+                continue
+            for schedule in (s for s in schedules if self._pinned("schedule", s)):
+                for reshard in (True, False) if shard > 1 else (True,):
+                    if shard > 1 and not self._pinned("reshard_after_forward", reshard):
+                        continue
+                    candidate = replace(
+                        base,
+                        dp_shard=shard,
+                        dp_replicate=base.dp // shard,
+                        schedule=schedule,
+                        reshard_after_forward=reshard,
+                    )
+                    if not refusal(candidate):
+                        found.append(candidate)
+        return found
+
+    def _pinned(self, knob: str, value: Any) -> bool:
+        return knob not in self._fix or self._fix[knob] == value
+
+    def explain_empty(self) -> str:
+        """Why there is no candidate at all: nearly always a batch that nothing divides."""
+        batch = self._problem.training.global_batch
+        pinned = Candidate(**self._fix)
+        unit = pinned.dp * self._fix.get("microbatch_size", 1)
+        if unit > 1 and batch % unit:
+            below, above = batch // unit * unit, -(-batch // unit) * unit
+            near = f"{below} or {above}" if below else f"{above}"
+            return (
+                f"a global batch of {batch} is not a multiple of dp={pinned.dp} x "
+                f"microbatch_size={self._fix.get('microbatch_size', 1)} = {unit}; nearest: {near}"
+            )
+        return (
+            f"no candidate agrees with the pinned knobs {self._fix} on "
+            f"{self._problem.cluster.num_devices} devices with a global batch of {batch}"
+        )

@@ -1,0 +1,152 @@
+"""The streams and ports of one pipeline stage while its tasks are added.
+
+Streams are FIFO, so "wait for X" only marks the next task of the stream. Devices that share CPU
+cores compute as flows over the cores: one nanosecond of work is one byte, a core moves 1e9 a
+second, and a stage of many ranks on the host asks for as many cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.problem import PassTime, Problem
+from claw_plan.profiles.cost import CollectiveCost
+from claw_plan.profiles.units import NS_PER_S
+from claw_plan.simulator.task_graph import TaskGraphBuilder
+
+
+@dataclass
+class StageStreams:
+    """Adds tasks of one stage. `last_task` is the newest on its compute stream, -1 at first."""
+
+    builder: TaskGraphBuilder
+    compute: int
+    gather: int
+    reduce: int
+    sends: int
+    links: dict[str, int]
+    cores: int | None
+    ranks_on_host: int
+    overlaps: bool
+    last_task: int = -1
+    _waits: list[int] = field(default_factory=list)
+
+    def wait_for(self, tasks: Sequence[int]) -> None:
+        """The next task on the compute stream starts after these."""
+        self._waits.extend(tasks)
+
+    def run(self, kind: str, name: str, duration_ns: int, source: str = "") -> int:
+        """Kernels on the compute stream."""
+        on_cores = self.cores is not None and duration_ns > 0
+        self.last_task = self.builder.add(
+            self.compute,
+            0 if on_cores else duration_ns,
+            self._take_waits(),
+            kind=kind,
+            name=name,
+            cost_source=source,
+            work_bytes=duration_ns * self.ranks_on_host if on_cores else 0,
+            rate_cap_bytes_per_s=float(NS_PER_S * self.ranks_on_host),
+            links=() if self.cores is None else (self.cores,),
+        )
+        return self.last_task
+
+    def exchange(self, kind: str, name: str, cost: CollectiveCost, copy_ns: int = 0) -> int:
+        """A collective on the compute stream: everything after it waits."""
+        self.last_task = self._flow(self.compute, kind, name, cost, self._take_waits(), copy_ns)
+        return self.last_task
+
+    def background(
+        self, stream: int, kind: str, name: str, cost: CollectiveCost, copy_ns: int,
+        needs: Sequence[int],
+    ) -> int:  # fmt: skip
+        """A collective on a stream of its own; on gloo it stops the compute stream instead."""
+        if not self.overlaps:
+            self.wait_for(needs)
+            return self.exchange(kind, name, cost, copy_ns)
+        return self._flow(stream, kind, name, cost, needs, copy_ns)
+
+    def send(self, cost: CollectiveCost, name: str) -> int:
+        """A message to another stage, after the newest computation."""
+        return self._flow(self.sends, "pp_comm", name, cost, [self.last_task], 0)
+
+    def run_pass(self, kind: str, name: str, passes: Sequence[PassTime]) -> None:
+        """The kernels of some units as one task, their exchanges as another."""
+        compute_ns = sum(one.compute_ns for one in passes)
+        if compute_ns:
+            sources: dict[str, int] = {}
+            for one in passes:
+                for source, ns in one.source_ns.items():
+                    sources[source] = sources.get(source, 0) + ns
+            self.run(kind, name, compute_ns, max(sources, key=sources.__getitem__, default=""))
+        costs = [cost for one in passes for _, cost in one.steps if cost is not None]
+        if costs:
+            self.exchange("tp_comm", name, merge(costs))
+
+    def _take_waits(self) -> list[int]:
+        waits, self._waits = sorted(set(self._waits)), []
+        return waits
+
+    def _flow(
+        self, stream: int, kind: str, name: str, cost: CollectiveCost, needs: Sequence[int],
+        copy_ns: int,
+    ) -> int:  # fmt: skip
+        return self.builder.add(
+            stream,
+            cost.latency_ns + copy_ns,
+            [need for need in needs if need >= 0],
+            kind=kind,
+            name=name,
+            cost_source=cost.source,
+            work_bytes=cost.bytes,
+            rate_cap_bytes_per_s=cost.rate_cap_bytes_per_s,
+            links=(self.links[cost.link],),
+        )
+
+
+def merge(costs: Sequence[CollectiveCost]) -> CollectiveCost:
+    """Collectives one after the other as one that lasts as long alone, on their common link."""
+    sizes = sum(cost.bytes for cost in costs)
+    seconds = sum(cost.bytes / cost.rate_cap_bytes_per_s for cost in costs if cost.bytes)
+    return CollectiveCost(
+        latency_ns=sum(cost.latency_ns for cost in costs),
+        bytes=sizes,
+        rate_cap_bytes_per_s=sizes / seconds if sizes else 1.0,
+        link=costs[0].link,
+        source=costs[0].source,
+    )
+
+
+def add_stage_streams(
+    builder: TaskGraphBuilder, problem: Problem, candidate: Candidate
+) -> list[StageStreams]:
+    """Streams and ports of every stage; CPU stages on one host share its cores."""
+    node = min(problem.cluster.nodes, key=lambda n: n.device.memory_bytes)
+    hosts = -(-candidate.num_devices // node.device_count)
+    ranks = candidate.num_devices // candidate.pp
+    ranks_on_host = -(-ranks // hosts)
+    cores = None
+    if node.cores and min(candidate.num_devices, node.device_count) > node.cores:
+        cores = builder.link("cores", float(node.cores * NS_PER_S))
+    stages = []
+    for stage in range(candidate.pp):
+        name = f"stage {stage}"
+        stages.append(
+            StageStreams(
+                builder=builder,
+                compute=builder.stream(f"{name} compute", stage),
+                gather=builder.stream(f"{name} gather", stage),
+                reduce=builder.stream(f"{name} reduce", stage),
+                sends=builder.stream(f"{name} send", stage),
+                links={
+                    "intra": builder.link(f"{name} node link", node.intra.bytes_per_s),
+                    "inter": builder.link(f"{name} network", node.nic_bytes_per_s_per_device),
+                },
+                cores=cores,
+                ranks_on_host=ranks_on_host,
+                overlaps=problem.cluster.backend != "gloo",
+            )
+        )
+    return stages

@@ -1,0 +1,210 @@
+"""A model and a cost model small enough to follow by hand, for the tests of the search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from claw_plan.planner.graph import (
+    PLAIN,
+    SEQUENCE,
+    TENSOR,
+    Amount,
+    Exchange,
+    ModelGraph,
+    Op,
+    Parameter,
+    TensorParallelRule,
+    Unit,
+    UnitCost,
+)
+from claw_plan.planner.problem import Problem, Training
+from claw_plan.profiles.cluster import Cluster, Device, Link, Network, Node
+from claw_plan.profiles.cost import CollectiveCost, OpCost
+from claw_plan.profiles.work import CollectiveWork, OpWork
+
+
+def _op(flops: int, split: bool) -> Op:
+    amount = Amount(0, 0, 0, flops) if split else Amount(0, flops)
+    return Op(
+        kind="gemm",
+        target="mm",
+        module="",
+        dims=(),
+        dtype="float32",
+        flops=amount,
+        read_bytes=Amount(),
+        written_bytes=Amount(),
+    )
+
+
+def _unit_cost(flops: int, hidden: int, *, tensor: bool, block: bool) -> UnitCost:
+    exchange = Exchange(op="all_reduce", bytes=Amount(0, hidden), module="")
+    split = tensor and block
+    return UnitCost(
+        forward=(_op(flops, split), *([exchange] if split else [])),
+        backward=(_op(2 * flops, split), *([exchange] if split else [])),
+        saved_bytes=Amount(0, 4 * hidden),
+        input_bytes=Amount(0, hidden),
+        output_bytes=Amount(0, hidden),
+        forward_peak_bytes=Amount(0, 5 * hidden),
+        backward_peak_bytes=Amount(0, 2 * hidden),
+    )
+
+
+def make_graph(
+    layers: int = 4,
+    *,
+    flops: int = 1000,
+    hidden: int = 100,
+    width: int = 8,
+    heads: int = 4,
+    tied: bool = True,
+) -> ModelGraph:
+    """A chain of equal blocks between a prologue and an epilogue twice as dear as a block."""
+    last = layers + 1
+    table = Parameter(
+        names=("embedding", "head") if tied else ("embedding",),
+        shape=(64, width),
+        dtype="float32",
+        trainable=True,
+        units=(0, last) if tied else (0,),
+    )
+    blocks = [
+        Parameter(
+            names=(f"blocks.{index}.weight",),
+            shape=(width, width),
+            dtype="float32",
+            trainable=True,
+            units=(index + 1,),
+            tp_dim=0,
+        )
+        for index in range(layers)
+    ]
+    costs = {
+        variant: (
+            _unit_cost(flops // 10, hidden, tensor=False, block=False),
+            _unit_cost(flops, hidden, tensor=variant != PLAIN, block=True),
+            _unit_cost(2 * flops, hidden, tensor=False, block=False),
+        )
+        for variant in (PLAIN, TENSOR, SEQUENCE)
+    }
+    return ModelGraph(
+        name="toy",
+        fingerprint="toy",
+        parameters=(table, *blocks),
+        buffer_bytes=0,
+        units=(
+            Unit(name="prologue", modules=("embedding",), structure=0),
+            *(
+                Unit(name=f"blocks.{i}", modules=(f"blocks.{i}",), structure=1)
+                for i in range(layers)
+            ),
+            Unit(name="epilogue", modules=("head",), structure=2),
+        ),
+        costs=costs,
+        tensor_parallel=(
+            TensorParallelRule(module="up", style="colwise", heads=heads),
+            TensorParallelRule(module="down", style="rowwise", heads=heads),
+        ),
+        tp_divides=heads,
+        seq_len=8,
+    )
+
+
+@dataclass(frozen=True)
+class ToyCost:
+    """1 flop takes 1 us; a collective 5 us and its bytes over the link's rate."""
+
+    cluster: Cluster
+
+    def op(self, work: OpWork) -> OpCost:
+        return OpCost(ns=1000 * work.flops + work.bytes // 10, source="analytic")
+
+    def collective(self, work: CollectiveWork) -> CollectiveCost:
+        node = self.cluster.nodes[0]
+        inside = work.nodes == 1
+        rate = node.intra.bytes_per_s if inside else node.nic_bytes_per_s_per_device
+        return CollectiveCost(
+            latency_ns=5000 * (work.group_size > 1),
+            bytes=work.bytes if work.group_size > 1 else 0,
+            rate_cap_bytes_per_s=rate,
+            link="intra" if inside else "inter",
+            source="analytic",
+        )
+
+    def step_overhead_ns(self) -> int:
+        return 0
+
+
+def make_cluster(
+    nodes: int = 1,
+    devices: int = 4,
+    memory_bytes: int = 1 << 40,
+    kind: str = "cuda",
+    intra_bytes_per_s: float = 1e6,
+    inter_bytes_per_s: float = 1e5,
+) -> Cluster:
+    """Equal nodes whose links are slow enough to matter beside the toy model's flops."""
+    device = Device(
+        name="toy",
+        kind=kind,
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=1e9,
+        peak_flops_per_s={"float32": 1e6},
+        achieved_flops_per_s={"float32": 1e6},
+        kernel_launch_ns=0,
+        source="made up",
+    )
+    node = Node(
+        type="toy",
+        device=device,
+        device_count=devices,
+        intra=Link(name="in", bytes_per_s=intra_bytes_per_s, latency_ns=0, source="made up"),
+        nic=Link(name="out", bytes_per_s=inter_bytes_per_s, latency_ns=0, source="made up"),
+        nic_count=devices,
+        host_memory_bytes=1 << 40,
+        host_cores=8,
+    )
+    return Cluster(name="toy", nodes=(node,) * nodes, network=Network(), text={"nodes": []})
+
+
+def make_problem(
+    graph: ModelGraph | None = None,
+    cluster: Cluster | None = None,
+    *,
+    global_batch: int = 8,
+    precision: str = "float32",
+    headroom: float = 0.0,
+) -> Problem:
+    """A problem of the toy model on the toy cluster."""
+    graph = graph or make_graph()
+    cluster = cluster or make_cluster()
+    return Problem(
+        graph=graph,
+        cluster=cluster,
+        cost=ToyCost(cluster),
+        training=Training(
+            global_batch=global_batch,
+            seq_len=8,
+            precision=precision,
+            optimizer="adamw",
+            memory_headroom=headroom,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Toys:
+    """The makers, for tests that want other sizes."""
+
+    graph = staticmethod(make_graph)
+    cluster = staticmethod(make_cluster)
+    problem = staticmethod(make_problem)
+    cost = ToyCost
+
+
+@pytest.fixture(scope="session")
+def toys() -> Toys:
+    return Toys()
