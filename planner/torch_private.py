@@ -1,0 +1,102 @@
+"""Every private torch symbol the planner uses, each with why there is no public one.
+
+Checked with torch 2.13; when an upgrade breaks the planner, it breaks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# Fake tensors carry shapes and autograd but no data; only torch._subclasses exports the mode.
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "current_node",
+    "last_sequence_number",
+    "one_sequence_per_row",
+    "override_kernels",
+    "sequence_number",
+    "storage_key",
+    "tree_leaves",
+    "tree_map_only",
+]
+
+DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedOperatorException,
+)
+"""What fake tensors raise when a value, not a shape, decides how a model goes on."""
+
+
+def last_sequence_number() -> int:
+    """The number autograd gave to the node it made last in this thread, -1 if none."""
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
+
+
+def current_node() -> Any:
+    """The autograd node whose backward runs now, None outside of one."""
+    return torch._C._current_autograd_node()
+
+
+def sequence_number(node: Any) -> int:
+    """The number of an autograd node; leaves' accumulators have the largest there is."""
+    return int(node._sequence_nr())
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The identity of the memory behind a tensor, equal for all its views, while it lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def override_kernels(kernels: dict[str, Any]) -> Iterator[None]:
+    """Puts Python functions in place of aten operators above autograd, for CPU (and fake) tensors.
+
+    A TorchFunctionMode would miss calls made inside functions that are overridable themselves,
+    such as F.multi_head_attention_forward.
+    """
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "AutogradCPU", allow_override=True)
+        yield
+
+
+@contextmanager
+def one_sequence_per_row() -> Iterator[None]:
+    """Answers in advance whether transformers' rows hold several packed sequences: they do not.
+
+    It reads that off the values of position_ids, which fake tensors have not; it would then build
+    an explicit mask and expand grouped keys and values, which the real run does not.
+    """
+    import sys
+
+    masking = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    if masking is None or not hasattr(masking, name):
+        yield
+        return
+    original = getattr(masking, name)
+    setattr(masking, name, lambda *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        setattr(masking, name, original)

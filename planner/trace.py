@@ -1,0 +1,250 @@
+"""From a `LoadedModel` to a `ModelGraph`: trace small, scale exactly.
+
+One step is recorded at three small batch sizes on fake tensors, with long runs of like blocks
+folded to a few; `fit` makes the costs, and here the units, parameters and refused cuts of the
+whole model are put together from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+import torch.nn as nn
+
+from claw_plan.planner.errors import TraceError
+from claw_plan.planner.fit import BatchFit, ProgramChanges
+from claw_plan.planner.graph import PLAIN, ModelGraph, Parameter, Unit, UnitCost
+from claw_plan.planner.model_source import LoadedModel
+from claw_plan.planner.recorder import Recording
+from claw_plan.planner.subject import Subject
+from claw_plan.profiles.errors import InputError
+
+BATCH_SIZES = (2, 3, 5)
+"""Two fit the line and the third must lie on it; 1 is left out, since broadcasting treats a
+dimension of size 1 unlike any other."""
+
+REAL_LIMIT_BYTES = 2 * 2**30
+"""Models that fake tensors cannot run are run for real up to this size of their parameters."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Progress = Callable[[str], None]
+
+
+def trace(
+    model: LoadedModel,
+    *,
+    seq_len: int | None,
+    dtype: str,
+    fold: bool = True,
+    progress: Progress | None = None,
+) -> ModelGraph:
+    """The model's graph for sequences of `seq_len` and compute in `dtype`.
+
+    `fold=False` runs every block instead of a few of each kind; the result is the same.
+    `progress` is told in words what is being done. Raises TraceError when the model cannot be
+    run, or not be trained as it stands.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"a model is traced in {', '.join(DTYPES)}, but got {dtype!r}")
+    tell = progress or (lambda text: None)
+    tell(f"building {model.name}")
+    try:
+        subject = Subject.prepare(model, seq_len=seq_len, dtype=DTYPES[dtype], fold=fold)
+        graph = _graph_of(subject, tell)
+        if graph is None:  # like blocks do not cost alike: the forward tells them apart
+            subject = Subject.prepare(model, seq_len=seq_len, dtype=DTYPES[dtype], fold=False)
+            graph = _graph_of(subject, tell)
+    except TraceError as error:
+        return _traced_on_real_tensors(model, seq_len, tell, error)
+    assert graph is not None
+    return graph
+
+
+def _traced_on_real_tensors(
+    model: LoadedModel, seq_len: int | None, tell: Progress, cause: TraceError
+) -> ModelGraph:
+    """The same on real tensors, for models that need values; raises `cause` if that fails too."""
+    if cause.__cause__ is None:  # a refusal of our own: real tensors would not change it
+        raise cause
+    with torch.device("meta"):
+        pass
+    tell(f"running {model.name} on real tensors")
+    subject = Subject.prepare(model, seq_len=seq_len, dtype=torch.float32, fold=False, real=True)
+    graph = _graph_of(subject, tell)
+    assert graph is not None
+    sentence = (
+        "the model's values decide how it goes on, so it was traced on small random batches of "
+        f"real float32 tensors (on fake ones: {str(cause).removeprefix(str(model.path))[2:]})"
+    )
+    return replace(graph, assumptions=(sentence, *graph.assumptions))
+
+
+def _graph_of(subject: Subject, tell: Progress) -> ModelGraph | None:
+    """The graph, or None if blocks that stand for others do not cost alike."""
+    recordings = []
+    for size in BATCH_SIZES:
+        tell(f"tracing {subject.model.name} at batch size {size}")
+        recordings.append(subject.record(size))
+    kept = len(subject.kept)
+    fit = BatchFit(BATCH_SIZES)
+    assumptions: list[str] = []
+    try:
+        costs = fit.units(recordings, kept + 2)
+    except ProgramChanges as change:
+        if subject.fake is not None:
+            raise TraceError(
+                f"{subject.model.path}: it runs other operators for other batch sizes "
+                f"({change}), so its cost is no function of the batch"
+            ) from change
+        fit = BatchFit(BATCH_SIZES[-1:])
+        costs = fit.units(recordings[-1:], kept + 2)
+        assumptions.append(
+            f"it runs other operators for other batches ({change}); all costs are taken in "
+            f"proportion to those of a batch of {BATCH_SIZES[-1]}"
+        )
+    if fit.curved:
+        assumptions.append(
+            "costs that do not grow in proportion to the batch, and are exact only near a batch "
+            f"of {BATCH_SIZES[-1]}: {', '.join(sorted(fit.curved)[:3])}"
+            + (f" and {len(fit.curved) - 3} more" if len(fit.curved) > 3 else "")
+        )
+    if any(_bare(subject, costs, one) != _bare(subject, costs, two) for one, two in subject.alike):
+        return None
+    return _assemble(subject, recordings[0], costs, assumptions)
+
+
+def _bare(subject: Subject, costs: list[UnitCost], block: int) -> UnitCost:
+    """A block's cost with module names relative to the block, so that like blocks are equal."""
+    unit = subject.kept.index(block) + 1
+    return _relative(costs[unit], subject.block_names[block])
+
+
+def _relative(cost: UnitCost, block: str) -> UnitCost:
+    def bare(ops: Iterable[object]) -> tuple[object, ...]:
+        return tuple(
+            replace(op, module="." + op.module[len(block) :])  # type: ignore[attr-defined,type-var]
+            if (op.module + ".").startswith(block + ".")  # type: ignore[attr-defined]
+            else op
+            for op in ops
+        )
+
+    return replace(cost, forward=bare(cost.forward), backward=bare(cost.backward))  # type: ignore[arg-type]
+
+
+def _assemble(
+    subject: Subject, recording: Recording, costs: list[UnitCost], assumptions: list[str]
+) -> ModelGraph:
+    blocks = subject.block_names
+    traced_unit = {block: place + 1 for place, block in enumerate(subject.kept)}
+    # For every unit of the whole model the traced unit that stands for it.
+    source = [0, *(traced_unit[block] for block in subject.stands_for), len(costs) - 1]
+    names = ["prologue", *blocks, "epilogue"]
+    known: dict[UnitCost, int] = {}
+    distinct: list[UnitCost] = []
+    units = []
+    for index, name in enumerate(names):
+        cost = costs[source[index]]
+        bare = _relative(cost, name)
+        if bare not in known:
+            known[bare] = len(distinct)
+            distinct.append(cost)
+        own = (name,) if 0 < index < len(names) - 1 else ()
+        modules = (*own, *recording.modules.get(source[index], ()))
+        units.append(Unit(name=name, modules=modules, structure=known[bare]))
+    parameters = _parameters(subject, recording, source)
+    unused = [p.name for p in parameters if not p.units and p.trainable]
+    if unused:
+        assumptions.append(f"never used, so without a gradient: {', '.join(unused[:3])}")
+    inputs = subject.batch(2)
+    return ModelGraph(
+        name=subject.model.name,
+        fingerprint=_fingerprint(subject, parameters),
+        parameters=tuple(replace(p, units=p.units or (0,)) for p in parameters),
+        buffer_bytes=sum(b.numel() * b.element_size() for b in _buffers(subject)),
+        units=tuple(units),
+        costs={PLAIN: tuple(distinct)},
+        cut_refused=_refused(blocks, recording, source),
+        seq_len=subject.seq_len,
+        dtype=str(subject.dtype).removeprefix("torch."),
+        inputs={
+            name: (str(value.dtype).removeprefix("torch."), tuple(value.shape[1:]))
+            for name, value in inputs.items()
+        },
+        assumptions=tuple(assumptions),
+    )
+
+
+def _refused(blocks: list[str], recording: Recording, source: list[int]) -> dict[int, str]:
+    if not blocks:
+        return {1: "the model has no chain of blocks to cut between"}
+    return {
+        unit: f"the output of {recording.ways_around[traced] or 'the model itself'} goes around it"
+        for unit, traced in enumerate(source)
+        if traced in recording.ways_around
+    }
+
+
+def _whole(subject: Subject) -> list[tuple[str, nn.Module]]:
+    """Every module of the whole model by name, those folded away included."""
+    for fold in subject.folds:
+        fold.undo()
+    modules = list(subject.module.named_modules(remove_duplicate=False))
+    for fold in subject.folds:
+        fold.apply()
+    return modules
+
+
+def _buffers(subject: Subject) -> list[torch.Tensor]:
+    found = {id(b): b for _, m in _whole(subject) for b in m.buffers(recurse=False)}
+    return list(found.values())
+
+
+def _parameters(subject: Subject, recording: Recording, source: list[int]) -> list[Parameter]:
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, torch.Tensor] = {}
+    for module_name, module in _whole(subject):
+        for key, tensor in module._parameters.items():
+            if tensor is not None:
+                names.setdefault(id(tensor), []).append(
+                    f"{module_name}.{key}" if module_name else key
+                )
+                tensors[id(tensor)] = tensor
+    traced_names = {id(t): name for name, t in subject.module.named_parameters()}
+    unit_of_block = {name: unit + 1 for unit, name in enumerate(subject.block_names)}
+    result = []
+    for key, found in names.items():
+        used = recording.used.get(traced_names.get(key, ""), set())
+        own = {unit for name in found for unit in _block_units(name, unit_of_block)}
+        shared = {
+            unit
+            for unit, traced in enumerate(source)
+            # What lies in a block is used there, not in the blocks it stands for.
+            if traced in used and (not own or traced in (0, len(set(source)) - 1))
+        }
+        result.append(
+            Parameter(
+                names=tuple(dict.fromkeys(found)),
+                shape=tuple(tensors[key].shape),
+                dtype=str(tensors[key].dtype).removeprefix("torch."),
+                trainable=tensors[key].requires_grad,
+                units=tuple(sorted(own | shared)),
+            )
+        )
+    return result
+
+
+def _block_units(name: str, unit_of_block: dict[str, int]) -> list[int]:
+    parts = name.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts)))
+    return [unit_of_block[prefix] for prefix in prefixes if prefix in unit_of_block]
+
+
+def _fingerprint(subject: Subject, parameters: list[Parameter]) -> str:
+    """A hash of the module tree, parameters and chain: equal for models that plan alike."""
+    tree = [(name, type(module).__qualname__) for name, module in _whole(subject)]
+    text = repr((tree, parameters, subject.block_names, subject.seq_len))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
