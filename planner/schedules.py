@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 from claw_plan.planner.errors import PlanError
 from claw_plan.profiles.errors import near_matches
-from claw_plan.profiles.files import write_atomic
+from claw_plan.profiles.files import read_text, write_atomic
 
 FORWARD, BACKWARD = "F", "B"
 
-_CELL = re.compile(r"([0-9]+)([FB])([0-9]+)")
+_CELL = re.compile(r"([0-9]{1,9})([FB])([0-9]{1,9})")
 
 
 class Action(NamedTuple):
@@ -206,12 +206,13 @@ def write_schedule_csv(rows: Sequence[Sequence[Action]], path: Path) -> None:
 def read_schedule_csv(path: Path, num_stages: int, num_microbatches: int) -> Rows:
     """Reads and checks rows that a person may have edited; empty cells are pauses, left out.
 
-    Raises PlanError with the file, and the line and column of a cell that is no action.
+    Raises InputError for a file that cannot be read, PlanError with the file for rows that are
+    not right, and with line and cell for one that is no action.
     """
     try:
-        lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PlanError(f"{path}: the schedule cannot be read: {error}") from None
+        lines = list(csv.reader(read_text(path).splitlines()))
+    except csv.Error as error:
+        raise PlanError(f"{path}: the rows are no CSV: {error}") from None
     rows: list[tuple[Action, ...]] = []
     for line, cells in enumerate(lines, start=1):
         row: list[Action] = []
