@@ -13,5 +13,17 @@ class PlanError(ClawPlanError, ValueError):
     """A plan or candidate that contradicts itself, the model or the cluster."""
 
 
+class TensorParallelError(PlanError):
+    """An operation that has no divided form, or a module that cannot be divided as asked."""
+
+
+class PiecesNeeded(TensorParallelError):
+    """A fused column output is cut into pieces that the division does not respect yet."""
+
+    def __init__(self, message: str, *, columns: frozenset[str], pieces: int) -> None:
+        super().__init__(message)
+        self.columns, self.pieces = columns, pieces
+
+
 class InfeasiblePlan(PlanError):
     """No candidate (or not the one asked for) fits; the message says by how much and where."""
