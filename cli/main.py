@@ -49,8 +49,8 @@ class CommandLine(click.Group):
             if hasattr(stream, "reconfigure"):  # a terminal without Unicode must not stop us
                 stream.reconfigure(errors="replace")
         settings["standalone_mode"] = False
-        parent = super()
-        sys.exit(exit_code(lambda: parent.main(args, prog_name or "claw-plan", **settings)))
+        run = super().main
+        sys.exit(exit_code(lambda: run(args, prog_name or "claw-plan", **settings)))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts `plan` first unless a command, or an option of the group, stands there."""
