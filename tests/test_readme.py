@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from claw_plan.cli.main import cli
 
@@ -84,3 +89,42 @@ def test_architecture_names_files_that_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|yaml))`", text):
         assert (ROOT / name).exists(), name
+
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "vocab_size": 256,
+}
+
+
+@pytest.mark.slow
+def test_every_command_in_the_text_runs(tmp_path: Path) -> None:
+    # The two blocks are run by scripts/ci. Here plan.yaml is small enough to train in seconds.
+    shutil.copy(ROOT / "examples" / "gpt.py", tmp_path / "model.py")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    make_plan = (
+        "claw-plan examples/gpt_small.py --cluster cpu --global-batch 2 --seq-len 16 -o plan.yaml"
+    )
+    shown = [
+        command.replace("MODEL", "model.py").replace("--cluster C", "--cluster 2xdgx-h100")
+        for command in re.findall(r"`(claw-plan [^`]*)`", README)
+    ]
+    for command in [make_plan, *shown]:
+        done = subprocess.run(
+            ["bash", "-c", f"{Path(sys.executable).parent}/{command}"],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert yaml.safe_load((tmp_path / "cluster.yaml").read_text())["nodes"]
