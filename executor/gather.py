@@ -20,8 +20,9 @@ def whole_parameters(compiled: ParallelModel) -> Iterator[tuple[str, torch.Tenso
         value = parameter.detach()
         if isinstance(value, DTensor):
             value = value.full_tensor()
-        if compiled.tensor_parallel is not None:
-            value = compiled.tensor_parallel.whole(name, value)
+        divided = compiled.tensor_parallel
+        if divided is not None and name in divided.sharded:
+            value = divided.full_parameter(name, gather_over(value, compiled.mesh.group("tp")))
         yield name, value
 
 

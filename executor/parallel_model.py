@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -29,14 +28,19 @@ from claw_plan.executor.gradients import TiedGradients, reduce_gradients
 from claw_plan.executor.mesh import Mesh, make_mesh
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.recording import record
-from claw_plan.executor.stages import LossOf, Stage, stage_spans
-from claw_plan.executor.tensor_parallel import TensorParallel, divide_weights
+from claw_plan.executor.recorded_stage import RecordedStage
+from claw_plan.executor.recorder import StepRecorder
+from claw_plan.executor.stages import LossOf, Stage
+from claw_plan.executor.tensor_parallel import divide_weights
 from claw_plan.executor.torch_private import pipeline_runtime
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
+from claw_plan.planner.plan_stages import stage_spans
+from claw_plan.planner.tensor_parallel import TensorParallelModel
 from claw_plan.planner.schedules import schedule_actions
 from claw_plan.profiles.units import MIB
+from claw_plan.profiles.work import OpWork
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -64,19 +68,36 @@ class ParallelModel:
     parameters: Mapping[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
     schedule: Step
-    tensor_parallel: TensorParallel | None = None
+    tensor_parallel: TensorParallelModel | None = None
     tied: TiedGradients | None = None
     reduces_data_parallel: bool = False
     has_loss: bool = True
-    pipeline_stage: PipelineStage | None = field(default=None, repr=False)
+    pipeline_stage: RecordedStage | None = field(default=None, repr=False)
+    recorder: StepRecorder | None = None
+    optimizer_work: OpWork | None = None
 
     def train_step(self, batch: Batch) -> float:
         """One optimizer step on this rank's slice; answers with the loss of the global batch."""
-        loss = self.forward_backward(batch)
-        self.finish_gradients()
-        self.optimizer.step()
+        with self.recorder or nullcontext():
+            loss = self.forward_backward(batch)
+            self.finish_gradients()
+        with self._recorded_optimizer():
+            self.optimizer.step()
         self.optimizer.zero_grad()
         return self.global_loss(loss)
+
+    def recorded(
+        self, kind: str, name: str, *, awaits_peer: bool = False
+    ) -> AbstractContextManager[None]:
+        """Around one computation: a span while a recorder looks, otherwise nothing."""
+        if self.recorder is None:
+            return nullcontext()
+        return self.recorder.span(kind, name, awaits_peer=awaits_peer)
+
+    def _recorded_optimizer(self) -> AbstractContextManager[None]:
+        if self.recorder is None or self.optimizer_work is None:
+            return nullcontext()
+        return self.recorder.optimizer(self.optimizer_work)
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         """Accumulates the gradients of this rank's slice; answers with its mean loss."""
@@ -95,11 +116,11 @@ class ParallelModel:
             reduce_gradients(
                 self.trainable(), self.mesh.group("dp_replicate"), dist.ReduceOp.AVG, bucket_bytes
             )
-        if self.tensor_parallel is not None and self.tensor_parallel.sequence_names:
+        if self.tensor_parallel is not None:
             partial_sums = [
-                self.parameters[name]
-                for name in self.tensor_parallel.sequence_names
-                if name in self.parameters
+                parameter
+                for name in self.tensor_parallel.sequence_parallel_parameters
+                if (parameter := self.parameters[name]).requires_grad
             ]
             reduce_gradients(
                 partial_sums, self.mesh.group("tp"), dist.ReduceOp.SUM, bucket_bytes
@@ -158,7 +179,7 @@ def compile_plan(
         compiled.tied = TiedGradients(parameters, mesh.group("pp"))
         compiled.schedule = _pipeline(compiled)
     else:
-        compiled.schedule = partial(_accumulate, _replicate(compiled, shards))
+        compiled.schedule = partial(_accumulate, compiled, _replicate(compiled, shards))
     return compiled
 
 
@@ -247,17 +268,20 @@ def _replicate(compiled: ParallelModel, shards: bool) -> nn.Module:
     )
 
 
-def _accumulate(module: nn.Module, microbatches: list[Batch]) -> torch.Tensor:
+def _accumulate(
+    compiled: ParallelModel, module: nn.Module, microbatches: list[Batch]
+) -> torch.Tensor:
     """One microbatch after the other; their gradients add up to those of the mean loss."""
     total = torch.zeros(())
     for index, batch in enumerate(microbatches):
         is_last = index == len(microbatches) - 1
         if isinstance(module, FSDPModule):
             module.set_requires_all_reduce(is_last)
-            module.set_is_last_backward(is_last)
         with _without_sync(module, is_last):
-            loss = module(**batch) / len(microbatches)
-            loss.backward()
+            with compiled.recorded("forward", f"0F{index}"):
+                loss = module(**batch) / len(microbatches)
+            with compiled.recorded("backward", f"0B{index}"):
+                loss.backward()
         total = total.to(loss.device) + loss.detach()
     return total
 
@@ -272,8 +296,13 @@ def _pipeline(compiled: ParallelModel) -> Step:
     """PyTorch's pipeline runtime over the plan's actions."""
     schedule, mesh, knobs = compiled.plan.schedule, compiled.mesh, compiled.knobs
     count = schedule.num_microbatches
-    stage = PipelineStage(
-        compiled.stage, mesh.index("pp"), knobs.pp, compiled.device, group=mesh.group("pp")
+    stage = RecordedStage(
+        compiled.stage,
+        mesh.index("pp"),
+        knobs.pp,
+        compiled.device,
+        group=mesh.group("pp"),
+        recorded=compiled.recorded,
     )
     compiled.pipeline_stage = stage
     rows = schedule_actions(schedule.name, knobs.pp, count)

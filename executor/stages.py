@@ -14,8 +14,7 @@ parameters keep their names. Every stage is called with the model's own inputs a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,8 +23,6 @@ import torch.nn as nn
 from torch.utils import _pytree as pytree
 
 from claw_plan.executor.recording import Recording
-from claw_plan.planner.errors import PlanError
-from claw_plan.planner.plan import Plan
 
 LossOf = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 """Calls the model on a batch and answers with the loss."""
@@ -115,43 +112,6 @@ class Stage(nn.Module):
             return self._recording.pack(self._exit, self._values)
         finally:
             self._values, self._received = {}, {}
-
-
-def stage_spans(plan: Plan) -> list[tuple[int, int]]:
-    """For each stage its blocks as [start, end) into `plan.blocks`.
-
-    Raises PlanError unless the stages hold all blocks once, in order, and at least one each.
-    """
-    place = {name: index for index, name in enumerate(plan.blocks)}
-    spans: list[tuple[int, int]] = []
-    for index, stage in enumerate(plan.stages):
-        held = [place[name] for name in _expand(stage.modules) if name in place]
-        start = spans[-1][1] if spans else 0
-        if not held and len(plan.stages) == 1:
-            held = list(range(len(plan.blocks)))
-        if not held or held != list(range(start, start + len(held))):
-            raise PlanError(
-                f"stage {index} must hold blocks that follow block {start - 1}, in order and at "
-                f"least one, but its modules are {', '.join(stage.modules)}"
-            )
-        spans.append((start, start + len(held)))
-    if spans[-1][1] != len(plan.blocks):
-        raise PlanError(
-            f"no stage holds {plan.blocks[spans[-1][1]]}; the stages together hold every block"
-        )
-    return spans
-
-
-def _expand(modules: Sequence[str]) -> list[str]:
-    """'h[0:2]' to 'h.0', 'h.1'; other names as they are."""
-    names: list[str] = []
-    for module in modules:
-        match = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", module)
-        if match is None:
-            names.append(module)
-        else:
-            names += [f"{match[1]}.{index}" for index in range(int(match[2]), int(match[3]))]
-    return names
 
 
 def _device_of(tree: Any) -> torch.device:

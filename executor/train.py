@@ -1,11 +1,37 @@
-"""The training loop of one rank."""
+"""The training loop of one rank, and what each rank reports at its end.
+
+Step 1 warms up. Of a run long enough, one step is recorded for the Timeline and two for the
+Measurements; their times do not count. All other steps run without any looking.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
+from claw_plan.executor.batches import TextSource, check_vocabulary, make_source, own_slice
+from claw_plan.executor.host_memory import MemoryMeter
 from claw_plan.executor.job import Job
+from claw_plan.executor.opened_plan import open_plan
+from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.ranks import Rank
+from claw_plan.executor.recorder import StepRecorder
+from claw_plan.executor.sends import time_sends
+from claw_plan.planner.lower_data import OPTIMIZER_BYTES
+from claw_plan.profiles.work import CollectiveWork, OpWork
+from claw_plan.simulator.timeline import Span
+
+PLAIN, TIMELINE, WORK = "plain", "timeline", "work"
+"""How a step runs: untouched, with spans, with every piece of work timed."""
+
+STEPS_FILE = "steps.jsonl"
 
 
 @dataclass
@@ -15,5 +41,130 @@ class Progress:
     step: int = 0
 
 
-def train(job: Job, rank: Rank, progress: Progress) -> None:
-    """Trains."""
+@dataclass(kw_only=True)
+class RankRecord:
+    """What one rank saw. Lists have an entry a step; the mappings go into the profile."""
+
+    rank: int
+    losses: list[float] = field(default_factory=list)
+    wall_ns: list[int] = field(default_factory=list)
+    process_ns: list[int] = field(default_factory=list)
+    ways: list[str] = field(default_factory=list)
+    peak_memory_bytes: int = 0
+    spans: list[Span] = field(default_factory=list)
+    samples: dict[OpWork | CollectiveWork, list[int]] = field(default_factory=dict)
+    data: str = ""
+
+
+def ways_of(steps: int) -> list[str]:
+    """How each of the steps runs. Short runs are all plain; the first step always is."""
+    ways = [PLAIN] * steps
+    if steps >= 3:
+        ways[2] = TIMELINE
+    if steps >= 6:
+        ways[3] = ways[4] = WORK
+    return ways
+
+
+def counted(record: RankRecord) -> list[int]:
+    """The wall times that stand for the run: plain steps after the first, or all there are."""
+    plain = [
+        wall
+        for index, (wall, way) in enumerate(zip(record.wall_ns, record.ways, strict=True))
+        if way == PLAIN and index > 0
+    ]
+    return plain or record.wall_ns
+
+
+def train(job: Job, rank: Rank, progress: Progress) -> list[RankRecord]:
+    """Trains the job's plan; on rank 0 the records of all ranks, elsewhere nothing."""
+    plan, loaded = open_plan(job.plans[0])
+    memory = MemoryMeter(rank.device)
+    compiled = compile_plan(plan, loaded, rank.device)
+    source = make_source(plan, loaded, Path(job.data) if job.data else None)
+    if isinstance(source, TextSource):
+        check_vocabulary(compiled.stage)
+    memory.reset()
+    record = RankRecord(rank=rank.rank, ways=ways_of(job.steps), data=source.says)
+    dist.barrier()
+    for step, way in enumerate(record.ways):
+        progress.step = step + 1
+        start_ns, process_ns = time.perf_counter_ns(), time.process_time_ns()
+        batch = own_slice(source.global_batch(step), compiled.mesh.data_index, compiled.knobs.dp)
+        with _recording(compiled, rank, way, record):
+            loss = compiled.train_step(_to(batch, rank.device))
+        record.wall_ns.append(time.perf_counter_ns() - start_ns)
+        record.process_ns.append(time.process_time_ns() - process_ns)
+        record.losses.append(loss)
+        if rank.rank == 0:
+            _tell(job.folder, record)
+    record.peak_memory_bytes = memory.peak_bytes()
+    if WORK in record.ways:
+        record.samples.update(time_sends(compiled, rank))
+    return _collect(record, rank)
+
+
+def _to(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+@contextmanager
+def _recording(
+    compiled: ParallelModel, rank: Rank, way: str, record: RankRecord
+) -> Iterator[None]:
+    if way == PLAIN:
+        yield
+        return
+    groups = {compiled.mesh.group(axis).group_name: axis for axis in compiled.mesh.sizes}
+    nodes = rank.world_size // rank.local_world_size
+    recorder = StepRecorder(
+        rank.rank,
+        rank.device,
+        groups,
+        {axis: nodes for axis in compiled.mesh.sizes},
+        times_work=way == WORK,
+    )
+    compiled.recorder, compiled.optimizer_work = recorder, optimizer_work(compiled)
+    try:
+        yield
+    finally:
+        compiled.recorder = None
+    if way == TIMELINE:
+        record.spans += sorted(recorder.spans, key=lambda span: span.start_ns)
+    for work, samples in recorder.samples.items():
+        record.samples.setdefault(work, []).extend(samples)
+
+
+def optimizer_work(compiled: ParallelModel) -> OpWork:
+    """The optimizer step as one piece of work, as the planner counts it."""
+    name = compiled.plan.training.optimizer
+    elements = sum(local_numel(parameter) for parameter in compiled.trainable())
+    return OpWork(
+        kind="optimizer",
+        dims=(),
+        dtype="float32",
+        flops=0,
+        bytes=OPTIMIZER_BYTES[name] * elements,
+        target=name,
+    )
+
+
+def _tell(folder: Path, record: RankRecord) -> None:
+    """One line a step, which the launcher reads for its progress bar."""
+    line = {
+        "step": len(record.losses),
+        "loss": record.losses[-1],
+        "step_time_ms": record.wall_ns[-1] / 1e6,
+        "process_time_ms": record.process_ns[-1] / 1e6,
+        "way": record.ways[len(record.losses) - 1],
+    }
+    with (folder / STEPS_FILE).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _collect(record: RankRecord, rank: Rank) -> list[RankRecord]:
+    gathered: list[RankRecord | None] | None = None
+    if rank.rank == 0:
+        gathered = [None] * rank.world_size
+    dist.gather_object(record, gathered)
+    return [found for found in gathered or [] if found is not None]

@@ -18,12 +18,13 @@ import torch.distributed as dist
 from claw_plan.executor.batches import ExampleSource, own_slice
 from claw_plan.executor.gather import whole_parameters
 from claw_plan.executor.job import Job
+from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import DOUBLE, SINGLE, ParallelModel, compile_plan
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.reference import batch_for, reference_steps, without_dropout
 from claw_plan.executor.train import Progress
-from claw_plan.planner.model_source import LoadedModel, load_model
-from claw_plan.planner.plan import Plan, load_plan
+from claw_plan.planner.model_source import LoadedModel
+from claw_plan.planner.plan import Plan
 from claw_plan.profiles.files import write_atomic
 
 FP64_TOLERANCE = 1e-10
@@ -63,13 +64,6 @@ def verify_on_rank(job: Job, rank: Rank, progress: Progress) -> None:
         if rank.rank == 0:
             values = {name: dataclasses.asdict(result) for name, result in results.items()}
             write_atomic(result_path(job.folder, index), json.dumps(values))
-
-
-def open_plan(path: Path) -> tuple[Plan, LoadedModel]:
-    """A plan and its model, found beside it."""
-    plan = load_plan(path)
-    file = path.parent / plan.model.file
-    return plan, load_model(file, build=plan.model.build, inputs=plan.model.inputs)
 
 
 def result_path(folder: Path, index: int) -> Path:
