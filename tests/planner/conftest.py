@@ -61,8 +61,12 @@ def make_graph(
     width: int = 8,
     heads: int = 4,
     tied: bool = True,
+    ends: bool = True,
 ) -> ModelGraph:
-    """A chain of equal blocks between a prologue and an epilogue twice as dear as a block."""
+    """A chain of equal blocks between a prologue and an epilogue twice as dear as a block.
+
+    Without `ends` those two cost nothing, so that all pipeline stages can be equal.
+    """
     last = layers + 1
     table = Parameter(
         names=("embedding", "head") if tied else ("embedding",),
@@ -84,9 +88,9 @@ def make_graph(
     ]
     costs = {
         variant: (
-            _unit_cost(flops // 10, hidden, tensor=False, block=False),
+            _unit_cost(ends * flops // 10, hidden, tensor=False, block=False),
             _unit_cost(flops, hidden, tensor=variant != PLAIN, block=True),
-            _unit_cost(2 * flops, hidden, tensor=False, block=False),
+            _unit_cost(ends * 2 * flops, hidden, tensor=False, block=False),
         )
         for variant in (PLAIN, TENSOR, SEQUENCE)
     }
@@ -115,9 +119,10 @@ def make_graph(
 
 @dataclass(frozen=True)
 class ToyCost:
-    """1 flop takes 1 us; a collective 5 us and its bytes over the link's rate."""
+    """1 flop takes 1 us; a collective its latency and its bytes over the link's rate."""
 
     cluster: Cluster
+    latency_ns: int = 5000
 
     def op(self, work: OpWork) -> OpCost:
         return OpCost(ns=1000 * work.flops + work.bytes // 10, source="analytic")
@@ -127,7 +132,7 @@ class ToyCost:
         inside = work.nodes == 1
         rate = node.intra.bytes_per_s if inside else node.nic_bytes_per_s_per_device
         return CollectiveCost(
-            latency_ns=5000 * (work.group_size > 1),
+            latency_ns=self.latency_ns * (work.group_size > 1),
             bytes=work.bytes if work.group_size > 1 else 0,
             rate_cap_bytes_per_s=rate,
             link="intra" if inside else "inter",
@@ -177,6 +182,7 @@ def make_problem(
     global_batch: int = 8,
     precision: str = "float32",
     headroom: float = 0.0,
+    latency_ns: int = 5000,
 ) -> Problem:
     """A problem of the toy model on the toy cluster."""
     graph = graph or make_graph()
@@ -184,7 +190,7 @@ def make_problem(
     return Problem(
         graph=graph,
         cluster=cluster,
-        cost=ToyCost(cluster),
+        cost=ToyCost(cluster, latency_ns),
         training=Training(
             global_batch=global_batch,
             seq_len=8,

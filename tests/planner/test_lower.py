@@ -1,0 +1,124 @@
+"""What candidates lower to, against step times worked out by hand on the toy model.
+
+The toy block of 1000 flops takes 1 ms forward and 2 ms backward a sample, the prologue a tenth,
+the epilogue twice that; collectives take 5 us and their bytes over the link.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.lower import lower
+from claw_plan.planner.score import Scorer
+from claw_plan.simulator.simulate import makespan_ns, simulate
+
+MS = 1_000_000
+
+
+def lowered(problem, candidate):
+    scorer = Scorer(problem)
+    path = scorer.bounds.stage_path(candidate)
+    return lower(problem, scorer.shards, candidate, path.cuts), path.cuts
+
+
+def optimizer_ns(elements):
+    """28 bytes an element at the toy's 10 bytes/ns."""
+    return 28 * elements // 10
+
+
+def test_one_device_is_the_sum_of_its_units(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=2)
+    graph, _ = lowered(problem, Candidate(microbatch_size=2))
+    passes = 3 * 2 * (4 + 2) * MS + 3 * 2 * MS // 10  # forward + backward, two samples
+    parameters = 64 * 8 + 4 * 8 * 8
+    assert makespan_ns(graph) == passes + optimizer_ns(parameters)
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("stages, microbatches", [(2, 1), (2, 5), (4, 2), (4, 8), (8, 3)])
+def test_pipeline_of_equal_stages_is_the_closed_form(toys, schedule, stages, microbatches):
+    """(m + p - 1)(F + B), then the first stage's optimizer; messages are free."""
+    graph = toys.graph(layers=2 * stages, hidden=0, tied=False, ends=False)
+    problem = toys.problem(
+        graph, toys.cluster(devices=stages), global_batch=microbatches, latency_ns=0
+    )
+    tasks, cuts = lowered(problem, Candidate(pp=stages, schedule=schedule))
+    assert {stop - start for start, stop in cuts[1:-1]} <= {2}
+    forward_and_backward = 2 * 3 * MS
+    first_stage = optimizer_ns(64 * 8 + 2 * 8 * 8)
+    assert makespan_ns(tasks) == (microbatches + stages - 1) * forward_and_backward + first_stage
+
+
+def test_sharded_forward_gathers_every_group_and_backward_again(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=2)
+    for reshard, gathers in ((True, 1 + 4 + 4), (False, 1 + 4)):
+        candidate = Candidate(dp_shard=2, reshard_after_forward=reshard)
+        graph, _ = lowered(problem, candidate)
+        names = Counter(name.split()[0] for name in graph.name)
+        assert names["gather"] == gathers  # the root once, blocks in forward (and backward)
+        assert names["reduce"] == 5  # one a group
+
+
+def test_sharded_pipeline_gathers_once_and_reduces_once(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=8)
+    candidate = Candidate(pp=2, dp_shard=2, reshard_after_forward=False)
+    graph, _ = lowered(problem, candidate)
+    names = Counter(name.split()[0] for name in graph.name)
+    assert names["gather"] == 2 + 4  # a root on both ends, four blocks
+    assert names["reduce"] == 2 + 4
+
+
+def test_buckets_hold_all_gradients_once(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=2)
+    candidate = Candidate(dp_replicate=2, bucket_bytes=1000)
+    graph, _ = lowered(problem, candidate)
+    sizes = [
+        int(size)
+        for size, name in zip(graph.work_bytes, graph.name, strict=True)
+        if name == "bucket"
+    ]
+    assert sum(sizes) == 4 * (64 * 8 + 4 * 8 * 8)
+    assert max(sizes) <= 1000
+
+
+def test_recompute_adds_the_blocks_forward(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=1)
+    plain, _ = lowered(problem, Candidate())
+    redone, _ = lowered(problem, Candidate(recompute="full"))
+    assert makespan_ns(redone) - makespan_ns(plain) == 4 * MS
+
+
+def test_tensor_parallel_divides_blocks_and_exchanges_on_the_critical_path(toys):
+    problem = toys.problem(toys.graph(layers=4, hidden=100), global_batch=1)
+    graph, _ = lowered(problem, Candidate(tp=2))
+    whole_units = 3 * 2 * MS + 3 * MS // 10  # prologue and epilogue are not divided
+    blocks = 3 * 4 * MS // 2
+    exchanges = 8 * (5000 + 100_000)  # one a block and pass; 100 bytes at 1e6 bytes/s
+    parameters = 64 * 8 + 4 * 8 * 4
+    assert makespan_ns(graph) == whole_units + blocks + exchanges + optimizer_ns(parameters)
+
+
+def test_devices_that_share_cores_take_turns(toys):
+    """Four ranks on two cores: compute takes twice as long as with a core each."""
+    graph = toys.graph(layers=4, hidden=0)
+    roomy = toys.cluster(devices=4, kind="cpu", intra_bytes_per_s=1e12)
+    node = roomy.nodes[0]
+    tight = replace(roomy, nodes=(replace(node, cores=2),))
+    candidate = Candidate(dp_replicate=4)
+    times = []
+    for cluster in (roomy, tight):
+        problem = toys.problem(graph, cluster, global_batch=4)
+        timeline = simulate(lowered(problem, candidate)[0])
+        times.append(timeline.busy_ns(0, ["forward", "backward", "optimizer"]))
+    assert times[1] == 2 * times[0]
+
+
+def test_tied_gradients_join_the_ends_of_a_pipeline(toys):
+    problem = toys.problem(toys.graph(layers=4, tied=True), global_batch=4)
+    graph, _ = lowered(problem, Candidate(pp=2))
+    assert graph.name.count("tied gradients") == 1
+    assert int(graph.work_bytes[graph.name.index("tied gradients")]) == 4 * 64 * 8

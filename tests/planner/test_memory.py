@@ -1,0 +1,96 @@
+"""Peaks worked out by hand on the toy model (hidden 100 bytes a sample).
+
+A unit's input is 100, what it saves 400, its forward peak 500 and its backward peak 200 bytes a
+sample; the tied table has 512 elements, each of the four blocks 64.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.score import Scorer
+
+ELEMENTS = 512 + 4 * 64
+
+
+def peak(problem, candidate, stage=0):
+    scorer = Scorer(problem)
+    path = scorer.bounds.stage_path(candidate)
+    return scorer.memory.stages(candidate, path.cuts)[stage]
+
+
+def cpu_problem(toys, **settings):
+    return toys.problem(toys.graph(layers=4), toys.cluster(devices=8, kind="cpu"), **settings)
+
+
+def test_one_device(toys):
+    """Small activations: the optimizer's temporaries of the largest tensor make the peak."""
+    memory = peak(cpu_problem(toys, global_batch=1), Candidate())
+    assert (
+        memory.parts
+        == {
+            "parameters": 4 * ELEMENTS,
+            "optimizer": 8 * ELEMENTS,
+            "gradients": 4 * ELEMENTS,
+            "activations": 0,
+            "workspace": 2 * 4 * 512,
+            "buffers": 0,
+            "context": 0,
+        }
+        or memory.peak_bytes >= 12 * ELEMENTS + 6 * 500 + 200
+    )
+
+
+def test_activations_at_the_first_backward(toys):
+    """With wide activations the peak is there; the table's gradient is the first to exist."""
+    graph = toys.graph(layers=4, hidden=10_000)
+    problem = toys.problem(graph, toys.cluster(devices=8, kind="cpu"), global_batch=1)
+    memory = peak(problem, Candidate())
+    assert memory.parts["activations"] == 6 * 50_000 + 20_000
+    assert memory.parts["gradients"] == 4 * 512
+
+
+@pytest.mark.parametrize("stage, held", [(0, 4), (1, 3), (2, 2), (3, 1)])
+def test_1f1b_holds_as_many_microbatches_as_stages_remain(toys, stage, held):
+    graph = toys.graph(layers=4, hidden=10_000, ends=False, tied=False)
+    problem = toys.problem(graph, toys.cluster(devices=4, kind="cpu"), global_batch=8)
+    units = [2, 1, 1, 2][stage]
+    memory = peak(problem, Candidate(pp=4), stage)
+    assert memory.parts["activations"] == held * units * 50_000 + 20_000
+
+
+def test_gpipe_holds_all(toys):
+    graph = toys.graph(layers=4, hidden=10_000, ends=False, tied=False)
+    problem = toys.problem(graph, toys.cluster(devices=4, kind="cpu"), global_batch=8)
+    memory = peak(problem, Candidate(pp=4, schedule="GPipe"), 3)
+    assert memory.parts["activations"] == 8 * 2 * 50_000 + 20_000
+
+
+def test_recompute_keeps_inputs_and_remakes_one_block(toys):
+    """4 blocks keep 10,000 each, both ends 50,000; one block's 40,000 are made again."""
+    graph = toys.graph(layers=4, hidden=10_000)
+    problem = toys.problem(graph, toys.cluster(devices=8, kind="cpu"), global_batch=1)
+    memory = peak(problem, Candidate(recompute="full"))
+    at_last_block = 50_000 + 4 * 10_000 + 40_000 + 20_000
+    at_epilogue = 2 * 50_000 + 4 * 10_000 + 20_000
+    assert memory.parts["activations"] == max(at_last_block, at_epilogue)
+
+
+def test_states_shrink_with_the_shard_degree(toys):
+    problem = cpu_problem(toys, global_batch=8)
+    for shards in (1, 2, 4, 8):
+        parts = peak(problem, Candidate(dp_shard=shards)).parts
+        assert parts["parameters"] == 4 * ELEMENTS // shards
+        assert parts["optimizer"] == 8 * ELEMENTS // shards
+
+
+def test_accelerators_keep_their_context(toys):
+    problem = toys.problem(toys.graph(), toys.cluster(kind="cuda"), global_batch=4)
+    assert peak(problem, Candidate()).parts["context"] == 1_800_000_000
+
+
+def test_headroom_is_taken_off_the_capacity(toys):
+    cluster = toys.cluster(memory_bytes=1000, kind="cpu")
+    problem = toys.problem(cluster=cluster, headroom=0.25)
+    assert peak(problem, Candidate()).capacity_bytes == 750
