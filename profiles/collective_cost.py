@@ -10,7 +10,7 @@ ring, N nodes          one ring through all ranks, n-N hops inside and N-1 betwe
 tree (all_reduce)      2 log2(n) a + 2 S/B, pipelined double binary; between nodes
                        2 (log2(N) a' + (r-1) a)
 hierarchical           inside, then between on 1/r of the data, then inside
-auto                   what NCCL does: the faster of ring and tree for all_reduce, else ring
+auto                   what NCCL does: ring; for all_reduce between nodes tree where it is faster
 
 Source: NCCL's ring and double binary tree (S. Jeaugey, 'Massively Scale Your Deep Learning
 Training with NCCL 2.4', NVIDIA developer blog, 2019); bus bandwidth as nccl-tests' PERFORMANCE.md.
@@ -65,10 +65,12 @@ def analytic_collective(node: Node, network: Network, work: CollectiveWork) -> C
     ring = _ring(route, work)
     if work.op not in ("all_reduce", "broadcast") or work.algorithm in ("ring", "hierarchical"):
         return ring
-    tree = _tree(route, work)
     if work.algorithm == "tree":
-        return tree
-    return min(ring, tree, key=lambda cost: cost.alone_ns)
+        return _tree(route, work)
+    # Inside a node NCCL's tree is a chain, which is never faster than the ring.
+    if route.nodes == 1:
+        return ring
+    return min(ring, _tree(route, work), key=lambda cost: cost.alone_ns)
 
 
 def _route(node: Node, network: Network, work: CollectiveWork) -> _Route:

@@ -208,10 +208,11 @@ def _collective_families(work: CollectiveWork) -> tuple[Hashable, ...]:
 
 def _lasting(cost: CollectiveCost, ns: float, source: str) -> CollectiveCost:
     """The same bytes over the same link, start and rate both scaled to last `ns` alone."""
-    ratio = ns / max(1, cost.alone_ns)
+    latency_ns = math.floor(cost.latency_ns * ns / max(1, cost.alone_ns))
+    flow_ns = max(1.0, ns - latency_ns)
     return dataclasses.replace(
         cost,
-        latency_ns=math.floor(cost.latency_ns * ratio),
-        rate_cap_bytes_per_s=cost.rate_cap_bytes_per_s / ratio if ratio else 1.0,
+        latency_ns=latency_ns,
+        rate_cap_bytes_per_s=max(1.0, cost.bytes * 1e9 / flow_ns),
         source=source,
     )
