@@ -55,6 +55,7 @@ class ExampleSource:
         self._loaded = loaded
 
     def global_batch(self, step: int) -> Batch:
+        """The batch of a step, whatever was asked for before."""
         training = self._training
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(training.seed * 1_000_003 + step)
@@ -85,9 +86,7 @@ class ModelSource:
         self._next_step += 1
         while self._rows() < self._size:
             self._held.append(self._more())
-        joined = {
-            name: torch.cat([batch[name] for batch in self._held]) for name in self._held[0]
-        }
+        joined = {name: torch.cat([batch[name] for batch in self._held]) for name in self._held[0]}
         self._held = [{name: value[self._size :] for name, value in joined.items()}]
         return {name: value[: self._size] for name, value in joined.items()}
 
@@ -128,6 +127,7 @@ class TextSource:
         self._data = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def global_batch(self, step: int) -> Batch:
+        """The batch of a step, whatever was asked for before."""
         rows = self._data.numel() // self._length
         first = step * self._size
         samples = torch.stack([self._sample((first + i) % rows) for i in range(self._size)])

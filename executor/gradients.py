@@ -46,9 +46,7 @@ def reduce_gradients(
             gradient.copy_(part.view_as(gradient))
 
 
-def buckets(
-    gradients: Sequence[torch.Tensor], bucket_bytes: int
-) -> Iterator[list[torch.Tensor]]:
+def buckets(gradients: Sequence[torch.Tensor], bucket_bytes: int) -> Iterator[list[torch.Tensor]]:
     """Runs of one dtype, in order, each closed once it holds at least `bucket_bytes`."""
     bucket: list[torch.Tensor] = []
     held_bytes = 0
@@ -69,9 +67,7 @@ class TiedGradients:
     share a name of the whole model's tie. Every rank of `pp_group` must construct this.
     """
 
-    def __init__(
-        self, held: Mapping[str, nn.Parameter], pp_group: dist.ProcessGroup
-    ) -> None:
+    def __init__(self, held: Mapping[str, nn.Parameter], pp_group: dist.ProcessGroup) -> None:
         size = dist.get_world_size(pp_group)
         names: list[list[str]] = [[] for _ in range(size)]
         dist.all_gather_object(names, sorted(held), group=pp_group)

@@ -112,5 +112,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree]
     return (
-        [leaf for part in tree for leaf in _tensors(part)] if isinstance(tree, list | tuple) else []
+        [leaf for part in tree for leaf in _tensors(part)]
+        if isinstance(tree, list | tuple)
+        else []
     )

@@ -27,9 +27,9 @@ from torch.utils.checkpoint import checkpoint
 from claw_plan.executor.gradients import TiedGradients, reduce_gradients
 from claw_plan.executor.mesh import Mesh, make_mesh
 from claw_plan.executor.optimizer import make_optimizer
-from claw_plan.executor.recording import record
 from claw_plan.executor.recorded_stage import RecordedStage
 from claw_plan.executor.recorder import StepRecorder
+from claw_plan.executor.recording import record
 from claw_plan.executor.stages import LossOf, Stage
 from claw_plan.executor.tensor_parallel import divide_weights
 from claw_plan.executor.torch_private import pipeline_runtime
@@ -37,8 +37,8 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_stages import stage_spans
-from claw_plan.planner.tensor_parallel import TensorParallelModel
 from claw_plan.planner.schedules import schedule_actions
+from claw_plan.planner.tensor_parallel import TensorParallelModel
 from claw_plan.profiles.units import MIB
 from claw_plan.profiles.work import OpWork
 
@@ -122,9 +122,7 @@ class ParallelModel:
                 for name in self.tensor_parallel.sequence_parallel_parameters
                 if (parameter := self.parameters[name]).requires_grad
             ]
-            reduce_gradients(
-                partial_sums, self.mesh.group("tp"), dist.ReduceOp.SUM, bucket_bytes
-            )
+            reduce_gradients(partial_sums, self.mesh.group("tp"), dist.ReduceOp.SUM, bucket_bytes)
         if self.tied is not None:
             self.tied.add_up()
 
@@ -158,9 +156,7 @@ def compile_plan(
     shards = plan.training.precision != "float32" or knobs.dp_shard > 1
     if shards:
         _shard(stage, blocks, plan, mesh, lowers=precision == AS_PLANNED)
-    parameters = {
-        names[name]: parameter for name, parameter in stage.model.named_parameters()
-    }
+    parameters = {names[name]: parameter for name, parameter in stage.model.named_parameters()}
     trainable = [p for p in parameters.values() if p.requires_grad]
     compiled = ParallelModel(
         plan=plan,

@@ -38,6 +38,7 @@ class RecordedStage(PipelineStage):
         self.sent_bytes = 0
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """The forward of one microbatch."""
         name = f"{self.stage_index}F{fwd_chunk_id}"
         with self._recorded("forward", name, awaits_peer=not self.is_first):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
@@ -46,10 +47,12 @@ class RecordedStage(PipelineStage):
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """The backward of one microbatch."""
         name = f"{self.stage_index}B{bwd_chunk_id}"
         with self._recorded("backward", name, awaits_peer=not self.is_last):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> Any:
+        """What FSDP does once all microbatches are through."""
         with self._recorded("other", "reduce gradients"):
             return super().perform_reduce_grad(grad_scale_factor)

@@ -89,9 +89,7 @@ class Stage(nn.Module):
                 self.model.set_submodule(name, stub)
         for index, name in enumerate(blocks):
             if index < start:
-                self.model.set_submodule(
-                    name, _Absent(recording.outputs[name], is_block=True)
-                )
+                self.model.set_submodule(name, _Absent(recording.outputs[name], is_block=True))
             elif index >= end:
                 self.model.set_submodule(name, _Leave())
         for name in {*self._entry, *self._exit}:
@@ -103,6 +101,7 @@ class Stage(nn.Module):
         return self._values[name]
 
     def forward(self, *received: torch.Tensor, **batch: torch.Tensor) -> Any:
+        """Takes what the stage before sent, and the model's own inputs by name."""
         if self._recording is not None:
             self._received = self._recording.unpack(self._entry, received)
         try:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from claw_plan.executor.batches import TextSource, check_vocabulary, make_source, own_slice
+from claw_plan.executor.endings import Progress
+from claw_plan.executor.gradients import local
 from claw_plan.executor.host_memory import MemoryMeter
 from claw_plan.executor.job import Job
 from claw_plan.executor.opened_plan import open_plan
@@ -25,6 +28,7 @@ from claw_plan.executor.ranks import Rank
 from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.sends import time_sends
 from claw_plan.planner.lower_data import OPTIMIZER_BYTES
+from claw_plan.profiles.units import ms_from_ns
 from claw_plan.profiles.work import CollectiveWork, OpWork
 from claw_plan.simulator.timeline import Span
 
@@ -33,12 +37,8 @@ PLAIN, TIMELINE, WORK = "plain", "timeline", "work"
 
 STEPS_FILE = "steps.jsonl"
 
-
-@dataclass
-class Progress:
-    """The step that runs, counted from 1; 0 before the first."""
-
-    step: int = 0
+OnStep = Callable[[Mapping[str, Any]], None]
+"""Called with each line of steps.jsonl: step, loss, step_time_ms, process_time_ms, way."""
 
 
 @dataclass(kw_only=True)
@@ -76,7 +76,9 @@ def counted(record: RankRecord) -> list[int]:
     return plain or record.wall_ns
 
 
-def train(job: Job, rank: Rank, progress: Progress) -> list[RankRecord]:
+def train(
+    job: Job, rank: Rank, progress: Progress, on_step: OnStep = lambda line: None
+) -> list[RankRecord]:
     """Trains the job's plan; on rank 0 the records of all ranks, elsewhere nothing."""
     plan, loaded = open_plan(job.plans[0])
     memory = MemoryMeter(rank.device)
@@ -97,7 +99,7 @@ def train(job: Job, rank: Rank, progress: Progress) -> list[RankRecord]:
         record.process_ns.append(time.process_time_ns() - process_ns)
         record.losses.append(loss)
         if rank.rank == 0:
-            _tell(job.folder, record)
+            on_step(_tell(job.folder, record))
     record.peak_memory_bytes = memory.peak_bytes()
     if WORK in record.ways:
         record.samples.update(time_sends(compiled, rank))
@@ -138,7 +140,7 @@ def _recording(
 def optimizer_work(compiled: ParallelModel) -> OpWork:
     """The optimizer step as one piece of work, as the planner counts it."""
     name = compiled.plan.training.optimizer
-    elements = sum(local_numel(parameter) for parameter in compiled.trainable())
+    elements = sum(local(parameter).numel() for parameter in compiled.trainable())
     return OpWork(
         kind="optimizer",
         dims=(),
@@ -149,17 +151,18 @@ def optimizer_work(compiled: ParallelModel) -> OpWork:
     )
 
 
-def _tell(folder: Path, record: RankRecord) -> None:
-    """One line a step, which the launcher reads for its progress bar."""
+def _tell(folder: Path, record: RankRecord) -> dict[str, object]:
+    """Writes one line a step, which the launcher reads for its progress bar."""
     line = {
         "step": len(record.losses),
         "loss": record.losses[-1],
-        "step_time_ms": record.wall_ns[-1] / 1e6,
-        "process_time_ms": record.process_ns[-1] / 1e6,
+        "step_time_ms": ms_from_ns(record.wall_ns[-1]),
+        "process_time_ms": ms_from_ns(record.process_ns[-1]),
         "way": record.ways[len(record.losses) - 1],
     }
     with (folder / STEPS_FILE).open("a") as file:
         file.write(json.dumps(line) + "\n")
+    return line
 
 
 def _collect(record: RankRecord, rank: Rank) -> list[RankRecord]:

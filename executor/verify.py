@@ -22,14 +22,14 @@ from claw_plan.planner.plan import load_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
-    """The largest differences from one process. `first_difference` is empty when `ok`."""
+    """The largest differences from one process. `first_difference` is None when `ok`."""
 
     ok: bool
     steps: int
     fp64_max_loss_diff: float
     fp64_max_param_diff: float
     fp32_max_loss_diff: float
-    first_difference: str
+    first_difference: str | None
 
 
 def verify_plan(plan_path: Path, steps: int = 5) -> VerifyResult:
@@ -60,19 +60,17 @@ def verify_plans(
 def _result(job: Job, index: int) -> VerifyResult:
     values = json.loads(result_path(job.folder, index).read_text())
     double, single = values[DOUBLE], values[SINGLE]
-    first = ""
+    first = None
     if double["first"] is not None:
-        first = (
-            "{parameter} on rank {rank} after step {step}: {difference:.2e} in fp64".format(
-                **double["first"]
-            )
+        first = "{parameter} on rank {rank} after step {step}: {difference:.2e} in fp64".format(
+            **double["first"]
         )
     elif not double["max_loss_diff"] <= FP64_TOLERANCE:
         first = f"the loss, by {double['max_loss_diff']:.2e} in fp64"
     elif not single["max_loss_diff"] <= FP32_LOSS_TOLERANCE:
         first = f"the loss, by {single['max_loss_diff']:.2e} in fp32"
     return VerifyResult(
-        ok=not first,
+        ok=first is None,
         steps=job.steps,
         fp64_max_loss_diff=double["max_loss_diff"],
         fp64_max_param_diff=double["max_param_diff"],

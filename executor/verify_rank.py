@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from claw_plan.executor.batches import ExampleSource, own_slice
+from claw_plan.executor.endings import Progress
 from claw_plan.executor.gather import whole_parameters
 from claw_plan.executor.job import Job
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import DOUBLE, SINGLE, ParallelModel, compile_plan
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.reference import batch_for, reference_steps, without_dropout
-from claw_plan.executor.train import Progress
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
 from claw_plan.profiles.files import write_atomic
@@ -108,9 +108,7 @@ def _largest(
     return Difference(step=step, rank=rank.rank, parameter=where, difference=largest)
 
 
-def _reference(
-    plan: Plan, loaded: LoadedModel, precision: str, job: Job, rank: Rank
-) -> Path:
+def _reference(plan: Plan, loaded: LoadedModel, precision: str, job: Job, rank: Rank) -> Path:
     """The folder with one process's results; plans that train the same share it."""
     key = f"{loaded.path} {plan.model.build} {plan.training} {plan.knobs().microbatch_size}"
     folder = job.folder / f"reference_{precision}_{hashlib.sha256(key.encode()).hexdigest()[:12]}"

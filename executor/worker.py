@@ -1,22 +1,22 @@
 """One rank's process: reads its job, joins the others, does it, and leaves a note if it fails.
 
 Started by `launch` as `python -m claw_plan.executor.worker JOB.json` with RANK, LOCAL_RANK and
-WORLD_SIZE set. The note is how the launcher learns which rank failed first, at which step and why.
+WORLD_SIZE set.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from pathlib import Path
 
 import torch.distributed as dist
 
+from claw_plan.executor.endings import end_together
 from claw_plan.executor.errors import ExecutionError
-from claw_plan.executor.job import VERIFY, Job, Note
+from claw_plan.executor.job import VERIFY, Job
 from claw_plan.executor.ranks import Rank, die_with_parent, join, take_core
-from claw_plan.executor.train import Progress, train
+from claw_plan.executor.run_files import write_run
+from claw_plan.executor.train import train
 from claw_plan.executor.verify_rank import verify_on_rank
 
 
@@ -25,27 +25,20 @@ def main(argv: list[str]) -> int:
     job = Job.load(Path(argv[0]))
     rank = Rank.from_environment()
     if rank is None:
-        raise ExecutionError("a worker is started by `claw-plan run`, torchrun or srun")
+        raise ExecutionError("a worker is started by `claw-plan run`, not by hand")
     die_with_parent()
-    perform(job, rank)
-    return 0
-
-
-def perform(job: Job, rank: Rank) -> None:
-    """Does the job on this rank; on any failure leaves a note and ends the process."""
-    progress = Progress()
-    try:
+    with end_together(job.folder, rank) as progress:
         take_core(rank)
         join(rank)
-        (verify_on_rank if job.kind == VERIFY else train)(job, rank, progress)
+        if job.kind == VERIFY:
+            verify_on_rank(job, rank, progress)
+        else:
+            records = train(job, rank, progress)
+            if rank.rank == 0:
+                write_run(job.folder, records, rank)
         dist.barrier()
         dist.destroy_process_group()
-    except BaseException as error:
-        Note.of(error, rank.rank, progress.step).write(job.folder)
-        traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # at once: ordinary exits wait for collectives that will never end
+    return 0
 
 
 if __name__ == "__main__":
