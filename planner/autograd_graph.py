@@ -64,19 +64,13 @@ def ways_around(
     return found
 
 
-def watch_leaf_gradients(root: Any, found: Callable[[torch.Tensor], None]) -> None:
-    """Calls `found` with the first gradient every parameter gets in the coming backward.
-
-    Later contributions to the same parameter (a tied weight's) are added to it and freed.
-    """
-    met: set[int] = set()
+def watch_leaf_gradients(root: Any, arrived: Callable[[int, torch.Tensor], None]) -> None:
+    """In the coming backward, calls `arrived` with every gradient and the id of its parameter."""
 
     def watch(position: int, leaf: int) -> Callable[[Any, Any], None]:
         def hook(grad_inputs: Any, grad_outputs: Any) -> None:
-            gradient = grad_inputs[position]
-            if leaf not in met and isinstance(gradient, torch.Tensor):
-                met.add(leaf)
-                found(gradient)
+            if isinstance(grad_inputs[position], torch.Tensor):
+                arrived(leaf, grad_inputs[position])
 
         return hook
 

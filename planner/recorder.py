@@ -82,23 +82,33 @@ class Recording:
     ways_around: dict[int, str] = field(default_factory=dict)
 
     def saved_bytes(self, unit: int) -> int:
-        """What autograd keeps of a unit; hidden states between units are left out."""
+        """What autograd keeps of a unit beyond the hidden state that enters it.
+
+        A hidden state counts for the unit it enters. Where autograd does not keep it (a norm that
+        first casts it to float32 keeps the cast) it is taken off, so that input and saved bytes
+        together are what stays alive.
+        """
         passed_on = set(self.boundaries.values())
-        return sum(
+        kept = sum(
             size
             for storage, (owner, size) in self.saved.items()
             if owner == unit and storage not in passed_on
         )
+        enters = self.boundaries.get(unit - 1)
+        if enters is None or enters < 0 or enters in self.saved:
+            return kept
+        return max(0, kept - self.boundary_bytes[unit - 1])
 
     def timelines(self) -> dict[tuple[int, str], list[int]]:
         """Bytes alive beside saved tensors and parameter gradients, after every change.
 
-        Forward: beyond what was alive when the unit began. Backward: gradients in flight (the one
-        that enters the unit among them), less what the unit has saved and already freed.
+        Forward: what the unit itself has made. Backward: gradients in flight (the one that enters
+        the unit among them), less what the unit has saved and already freed.
         """
         passed_on = set(self.boundaries.values())
         result: dict[tuple[int, str], list[int]] = {}
         forward: dict[int, int] = {}
+        makers: dict[int, int] = {}
         freed: dict[int, int] = {}
         gradients = 0
         born: set[int] = set()
@@ -108,8 +118,9 @@ class Recording:
             values = result.setdefault((unit, phase), [])
             owner, _ = (None, 0) if storage in passed_on else self.saved.get(storage, (None, 0))
             if phase == FORWARD:
-                forward[unit] = forward.get(unit, 0) + (size if owner is None else 0)
-                values.append(forward[unit])
+                if owner is None and makers.setdefault(storage, unit) == unit:
+                    forward[unit] = forward.get(unit, 0) + size
+                values.append(forward.get(unit, 0))
                 continue
             if size > 0:
                 born.add(storage)
@@ -144,6 +155,7 @@ class Recorder(TorchDispatchMode):
         self._names = names
         self._blocks = list(blocks)
         self._parameters = {storage_key(t): name for name, t in parameters.items()}
+        self._leaves = list(parameters.values())
         self._own = set(self._parameters) | {storage_key(t) for t in batch.values()}
         self._stack: list[str] = []
         self._unit = 0
@@ -184,13 +196,19 @@ class Recorder(TorchDispatchMode):
         for unit, number in around.items():
             _, module = self._owners.get(number, (0, ""))
             self.recording.ways_around[unit] = module
-        watch_leaf_gradients(loss.grad_fn, self._note_gradient)
+        arrived: dict[int, list[int]] = {}
+        watch_leaf_gradients(
+            loss.grad_fn,
+            lambda leaf, gradient: arrived.setdefault(leaf, []).append(self._storage(gradient)),
+        )
         self.phase = BACKWARD
         loss.backward()  # type: ignore[no-untyped-call]
-
-    def _note_gradient(self, gradient: torch.Tensor) -> None:
-        number = self._storage(gradient)
-        self.recording.param_grads.add(number)
+        # A tied weight's first gradient waits for the others, which are added to it and freed.
+        waiting = {numbers[0] for numbers in arrived.values() if len(numbers) > 1}
+        kept = {storage_key(p.grad) for p in self._leaves if p.grad is not None}
+        self.recording.param_grads = waiting | {
+            self._alive[key] for key in kept if key in self._alive
+        }
 
     def exchange(self, op: str, num: int, module: str) -> None:
         """Records a tensor-parallel collective of `num` bytes where it happens."""

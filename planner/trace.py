@@ -143,12 +143,13 @@ def _assemble(
     # For every unit of the whole model the traced unit that stands for it.
     source = [0, *(traced_unit[block] for block in subject.stands_for), len(costs) - 1]
     names = ["prologue", *blocks, "epilogue"]
+    traced_names = ["prologue", *(blocks[block] for block in subject.kept), "epilogue"]
     known: dict[UnitCost, int] = {}
     distinct: list[UnitCost] = []
     units = []
     for index, name in enumerate(names):
         cost = costs[source[index]]
-        bare = _relative(cost, name)
+        bare = _relative(cost, traced_names[source[index]])
         if bare not in known:
             known[bare] = len(distinct)
             distinct.append(cost)
