@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from claw_plan.profiles.units import gib, ms_from_ns
 
 if TYPE_CHECKING:
+    from claw_plan.executor.run_files import RunResult
+    from claw_plan.executor.verify import VerifyResult
     from claw_plan.planner.memory import StageMemory
     from claw_plan.planner.planning import PlanningResult
     from claw_plan.planner.score import Scored
@@ -113,3 +115,29 @@ def search_object(search: SearchReport) -> dict[str, Any]:
         "gap": search.gap,
         "optimal": search.optimal,
     }
+
+
+def run_object(result: RunResult) -> dict[str, Any]:
+    """What `claw-plan run --json` prints."""
+    return {
+        "losses": list(result.losses),
+        "step_time_ms": dict(result.step_time_ms),
+        "predicted_step_time_ms": result.predicted_step_time_ms,
+        "peak_memory_bytes": list(result.peak_memory_bytes),
+        "run": result.run,
+    }
+
+
+def verification_object(result: VerifyResult) -> dict[str, Any]:
+    """What `claw-plan verify --json` prints; `reason` stands when the plan failed."""
+    value = {
+        "ok": result.ok,
+        "steps": result.steps,
+        "fp64_max_loss_diff": result.fp64_max_loss_diff,
+        "fp64_max_param_diff": result.fp64_max_param_diff,
+        "fp32_max_loss_diff": result.fp32_max_loss_diff,
+        "first_difference": result.first_difference or None,
+    }
+    if not result.ok:
+        value["reason"] = f"the plan does not train like one process: {result.first_difference}"
+    return value

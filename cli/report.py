@@ -6,7 +6,7 @@ another way, what was assumed, how sure the answer is, and the next command to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -46,12 +46,12 @@ def print_plan_report(
     console = console or report_console()
     console.print(_headline(result))
     console.print(_best_panel(result.best, "Best plan"))
-    _section(console, "Beside the others", _comparison_table(result))
+    section(console, "Beside the others", _comparison_table(result))
     _print_charts(console, result.best)
     _bullets(console, "Why not another way", result.reasons)
     _bullets(console, "Assumed", result.assumptions)
-    _section(console, "Search", Text(search_sentence(result.search)))
-    _section(console, "Next", Text(next_command, style="bold"))
+    section(console, "Search", Text(search_sentence(result.search)))
+    section(console, "Next", Text(next_command, style="bold"))
 
 
 def print_simulation(scored: Scored, name: str, console: Console | None = None) -> None:
@@ -62,15 +62,16 @@ def print_simulation(scored: Scored, name: str, console: Console | None = None) 
 
 
 def _print_charts(console: Console, scored: Scored) -> None:
-    _section(console, "Time of one step", *time_table(scored, console.options.ascii_only))
-    _section(
+    section(console, "Time of one step", *time_table(scored, console.options.ascii_only))
+    section(
         console,
         "Memory of one device, by pipeline stage",
         *memory_table(scored.memory, console.options.ascii_only),
     )
 
 
-def _section(console: Console, title: str, *content: RenderableType) -> None:
+def section(console: Console, title: str, *content: RenderableType) -> None:
+    """Prints a title and, indented, what stands under it."""
     console.print()
     console.print(Text(title, style="bold cyan"))
     for part in content:
@@ -82,7 +83,7 @@ def _bullets(console: Console, title: str, sentences: Iterable[str]) -> None:
     for sentence in sentences:
         table.add_row("-", escape(sentence))
     if table.row_count:
-        _section(console, title, table)
+        section(console, title, table)
 
 
 def _headline(result: PlanningResult) -> Text:
@@ -171,12 +172,3 @@ def search_sentence(search: SearchReport) -> str:
         f"{search.memory_pruned:,} do not fit, {search.simulated:,} were simulated "
         f"in {search.seconds:.1f} s. {sure}."
     )
-
-
-def print_pairs(title: str, pairs: Sequence[tuple[str, str]], console: Console | None) -> None:
-    """Prints a short list of names and values, as at the end of a run."""
-    console = console or report_console()
-    table = Table.grid(padding=(0, 2))
-    for name, value in pairs:
-        table.add_row(escape(name), escape(value))
-    _section(console, title, table)

@@ -1,0 +1,112 @@
+"""What people read after `run`, `verify` and `learn`: measured beside predicted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from claw_plan.cli.numbers import format_count, percent
+from claw_plan.cli.report import report_console, section
+from claw_plan.profiles.units import GIB, NS_PER_MS, format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from claw_plan.executor.learn import Learned
+    from claw_plan.executor.run_files import RunResult
+    from claw_plan.executor.verify import VerifyResult
+
+
+def print_run(result: RunResult, console: Console | None = None) -> None:
+    """Loss, speed and memory of a run beside what the plan predicted."""
+    console = console or report_console()
+    section(console, f"{len(result.losses)} steps on {result.data}", _loss_and_speed(result))
+    section(console, "Measured against predicted", _against_prediction(result))
+    if result.parts_ms:
+        parts = ", ".join(
+            f"{name} {format_ns(part * NS_PER_MS)}" for name, part in result.parts_ms.items()
+        )
+        section(console, "The recorded step, on the rank that computes longest", Text(parts))
+    section(console, "Next", Text(f"claw-plan learn {result.run}", style="bold"))
+
+
+def _loss_and_speed(result: RunResult) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("loss", f"{result.losses[0]:.4f} at first, {result.losses[-1]:.4f} at last")
+    speed = f"{format_count(result.samples_per_s)} samples/s"
+    if result.tokens_per_s is not None:
+        speed += f", {format_count(result.tokens_per_s)} tokens/s"
+    table.add_row("speed", speed)
+    table.add_row("record", escape(result.run))
+    return table
+
+
+def _against_prediction(result: RunResult) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("measured", "predicted", "off by"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    step = result.step_time_ms
+    spread = f"{step['min']:.1f} to {step['max']:.1f} ms"
+    predicted = result.predicted_step_time_ms
+    table.add_row(
+        f"step, median ({spread})",
+        format_ns(step["median"] * NS_PER_MS),
+        "-" if predicted is None else format_ns(predicted * NS_PER_MS),
+        "-" if predicted is None else percent(predicted / step["median"] - 1, sign=True),
+    )
+    count = len(result.peak_memory_bytes)
+    for rank, size in enumerate(result.peak_memory_bytes):
+        stages = result.predicted_memory_gib
+        peak = stages[rank * len(stages) // count] if stages else None
+        table.add_row(
+            f"peak memory, rank {rank}",
+            format_bytes(size),
+            "-" if peak is None else format_bytes(peak * GIB),
+            "-" if peak is None or not size else percent(peak * GIB / size - 1, sign=True),
+        )
+    return table
+
+
+def print_verification(result: VerifyResult, console: Console | None = None) -> None:
+    """Whether the plan trains like one process, and by how much it differs."""
+    console = console or report_console()
+    verdict = (
+        Text("The plan trains like one process.", style="bold green")
+        if result.ok
+        else Text(f"The plan differs: {result.first_difference}", style="bold red")
+    )
+    table = Table.grid(padding=(0, 2))
+    table.add_row("losses in fp64", f"differ by at most {result.fp64_max_loss_diff:.1e}")
+    table.add_row("parameters in fp64", f"differ by at most {result.fp64_max_param_diff:.1e}")
+    table.add_row("losses in fp32", f"differ by at most {result.fp32_max_loss_diff:.1e}")
+    console.print(verdict)
+    section(console, f"Compared over {result.steps} steps", table)
+
+
+def print_learned(learned: Learned, console: Console | None = None) -> None:
+    """Each run's measured step beside its prediction before and after learning."""
+    console = console or report_console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("plan", overflow="fold")
+    for heading in ("measured", "before", "off by", "after", "off by"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in learned.runs:
+        table.add_row(
+            escape(run.knobs),
+            format_ns(run.measured_ns),
+            format_ns(run.before_ns),
+            percent(run.error(run.before_ns), sign=True),
+            format_ns(run.after_ns),
+            percent(run.error(run.after_ns), sign=True),
+        )
+    section(console, f"{len(learned.runs)} runs: measured against predicted", table)
+    before, after = learned.median_error(after=False), learned.median_error(after=True)
+    summary = (
+        f"The median error was {percent(before)} and is {percent(after)} for these runs. "
+        f"{learned.measurements} new measurements are in {learned.profile}."
+    )
+    section(console, "Learned", Text(summary))

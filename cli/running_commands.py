@@ -1,0 +1,165 @@
+"""`claw-plan run`, `verify`, `learn` and `detect`: training, and what is learned from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from claw_plan.cli.json_output import json_text, run_object, verification_object
+from claw_plan.cli.options import COUNT, FILE, check_can_write
+from claw_plan.cli.progress import ProgressBar
+from claw_plan.cli.run_report import print_learned, print_run, print_verification
+from claw_plan.cli.streams import DONE, NO_PLAN, say, stdout_kept_clean
+
+# The executor is imported when a command needs it: it brings torch, and --help must not wait.
+
+PLAN = click.argument("plan_file", metavar="PLAN", type=FILE)
+JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON (docs/json.md)."
+)
+
+
+@click.command()
+@PLAN
+@click.option(
+    "--steps", type=COUNT, default=20, show_default=True, metavar="N", help="Optimizer steps."
+)
+@click.option(
+    "--data",
+    type=FILE,
+    metavar="FILE",
+    help="Train on the bytes of this file.  [default: the model file's train_data, else random "
+    "batches]",
+)
+@click.option(
+    "--runs",
+    type=FILE,
+    default=Path("runs"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder in which the run gets a folder of its own.",
+)
+@JSON
+def run(plan_file: Path, steps: int, data: Path | None, runs: Path, as_json: bool) -> None:
+    """Train with PLAN on this machine, or on the ranks that torchrun or srun started.
+
+    Leaves a folder with the losses, the measured step, the measurements that 'claw-plan learn'
+    reads, and the log of every rank.
+    """
+    with stdout_kept_clean(), ProgressBar() as progress:
+        progress("starting the ranks", 0.0)
+        from claw_plan.executor.run import run_plan
+
+        def on_step(line: Mapping[str, Any]) -> None:
+            done = int(line["step"])
+            progress(
+                f"step {done} of {steps}, loss {line['loss']:.4f}, {line['step_time_ms']:.0f} ms",
+                done / steps,
+            )
+
+        result = run_plan(plan_file, steps, data=data, runs=runs, on_step=on_step)
+    if result is None:  # one of the other ranks that torchrun or srun started
+        return
+    if as_json:
+        click.echo(json_text(run_object(result)), nl=False)
+    else:
+        print_run(result)
+
+
+@click.command()
+@PLAN
+@click.option(
+    "--steps", type=COUNT, default=5, show_default=True, metavar="N", help="Steps to compare."
+)
+@JSON
+def verify(plan_file: Path, steps: int, as_json: bool) -> int:
+    """Check that PLAN trains exactly like one process.
+
+    Losses and parameters are compared in fp64, where only rounding may differ, then losses in
+    fp32. Exit code 1 says that they differ.
+    """
+    with stdout_kept_clean(), ProgressBar() as progress:
+        progress("training with the plan and in one process", 0.0)
+        from claw_plan.executor.verify import verify_plan
+
+        result = verify_plan(plan_file, steps)
+    if as_json:
+        click.echo(json_text(verification_object(result)), nl=False)
+    else:
+        print_verification(result)
+    if not result.ok:
+        say(f"the plan does not train like one process: {result.first_difference}")
+    return DONE if result.ok else NO_PLAN
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", type=FILE, nargs=-1, required=True)
+@click.option(
+    "--profile",
+    type=FILE,
+    metavar="F",
+    help="Profile to write, made if it is not there.  [default: CLUSTER.profile]",
+)
+def learn(runs: tuple[Path, ...], profile: Path | None) -> None:
+    """Make predictions better with what RUNs measured.
+
+    RUN is a folder that 'claw-plan run' wrote, as in runs/*. Shows predicted against measured
+    steps before and after; the next plan uses the profile.
+    """
+    check_can_write(profile)
+    with stdout_kept_clean(), ProgressBar() as progress:
+        progress("loading", 0.0)
+        from claw_plan.executor.learn import learn as learn_from
+
+        learned = learn_from(runs, profile, progress)
+    for folder in learned.skipped:
+        say(f"left out {folder}: no finished run")
+    print_learned(learned)
+
+
+@click.command()
+@click.option(
+    "--output",
+    "-o",
+    type=FILE,
+    metavar="FILE",
+    help="Write the cluster file, and what was measured beside it as FILE.profile.  [default: "
+    "print the cluster file]",
+)
+def detect(output: Path | None) -> None:
+    """Describe this machine as a cluster file.
+
+    GPUs are named by their driver; CPU cores and the loopback network are measured, which takes
+    some seconds.
+    """
+    check_can_write(output)
+    with stdout_kept_clean(), ProgressBar() as progress:
+        import yaml
+
+        from claw_plan.executor.benchmark import measure_machine
+        from claw_plan.profiles.files import write_atomic
+        from claw_plan.profiles.profile import append_profile
+
+        machine, measurements = measure_machine(lambda what: progress(what, 0.5))
+    text = yaml.safe_dump(_plain(machine), sort_keys=False, allow_unicode=True, width=100)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_atomic(output, text)
+    say(f"wrote {output}; plan with: claw-plan MODEL --cluster {output}")
+    if measurements:
+        profile = output.with_name(output.name + ".profile")
+        append_profile(profile, measurements)
+        say(f"wrote {len(measurements)} measurements to {profile}, which planning reads")
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and sequences as YAML's own, for the dumper knows no others."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value

@@ -1,0 +1,154 @@
+"""Finished runs become a better Profile: their measurements are merged in, constants refitted.
+
+`learn` closes the circle. Every run's plan is predicted again from the merged measurements alone;
+what then is left between predicted and measured steps gives the device's constants
+(`profiles.fit`). The answer shows each run's measured step beside the prediction before and
+after.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from claw_plan.executor.run_files import (
+    MEASUREMENTS,
+    PLAN,
+    RESULT,
+    read_result,
+)
+from claw_plan.planner.plan import Plan, load_plan
+from claw_plan.planner.planning import simulate_plan
+from claw_plan.planner.score import Scored
+from claw_plan.profiles.cluster_file import cluster_from_mapping
+from claw_plan.profiles.errors import InputError
+from claw_plan.profiles.fit import StepTime, fit_constants
+from claw_plan.profiles.profile import Profile, load_profile, save_profile
+from claw_plan.profiles.units import NS_PER_MS
+
+KERNEL_PARTS = ("compute", "recompute", "optimizer")
+"""Parts of a step that are kernels, which `op_scale` scales."""
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedRun:
+    """One run: its measured step, and the prediction for it before and after learning."""
+
+    run: str
+    knobs: str
+    measured_ns: int
+    before_ns: int
+    after_ns: int
+
+    def error(self, predicted_ns: int) -> float:
+        """How far a prediction is off, as a fraction of the measured step."""
+        return predicted_ns / self.measured_ns - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What `learn` did. `skipped` are folders without a finished run."""
+
+    profile: Path
+    measurements: int
+    runs: tuple[LearnedRun, ...]
+    skipped: tuple[str, ...]
+
+    def median_error(self, after: bool) -> float:
+        """The middle of the runs' absolute errors, after learning or before."""
+        errors = [abs(r.error(r.after_ns if after else r.before_ns)) for r in self.runs]
+        return statistics.median(errors)
+
+
+def learn(
+    folders: Sequence[Path],
+    profile_path: Path | None = None,
+    progress: Progress = lambda what, done: None,
+) -> Learned:
+    """Merges the runs into the profile (by default `<cluster name>.profile`) and refits it.
+
+    Raises InputError when no folder holds a finished run, or when the runs are of several
+    clusters and no profile is named.
+    """
+    runs = {folder: load_plan(folder / PLAN) for folder in folders if is_finished(folder)}
+    if not runs:
+        raise InputError(
+            f"no finished run in {', '.join(map(str, folders)) or 'nothing'}; name folders that "
+            "`claw-plan run` wrote, as in runs/*"
+        )
+    path = profile_path or default_profile_path(runs.values())
+    before = load_profile(path) if path.exists() else Profile(name=path.stem)
+    merged = before
+    for folder in runs:
+        if (folder / MEASUREMENTS).is_file():
+            merged = merged.merge(load_profile(folder / MEASUREMENTS))
+    progress("predicting with what was known", 0.1)
+    known = _predict(runs, before)
+    progress("predicting with the new measurements", 0.4)
+    raw = _predict(runs, replace(merged, constants={}))
+    measured = {folder: measured_ns(folder) for folder in runs}
+    steps = [_step_time(plan, raw[f], measured[f]) for f, plan in runs.items()]
+    fitted = merged.merge(Profile(constants=fit_constants(steps)))
+    progress("predicting with the fitted constants", 0.7)
+    after = _predict(runs, fitted)
+    save_profile(fitted, path)
+    return Learned(
+        profile=path,
+        measurements=len(fitted.measurements) - len(before.measurements),
+        runs=tuple(
+            LearnedRun(
+                run=str(folder),
+                knobs=plan.knobs().short(),
+                measured_ns=measured[folder],
+                before_ns=known[folder].step_time_ns,
+                after_ns=after[folder].step_time_ns,
+            )
+            for folder, plan in runs.items()
+        ),
+        skipped=tuple(str(folder) for folder in folders if folder not in runs),
+    )
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run that ended well is recorded there."""
+    return (folder / PLAN).is_file() and (folder / RESULT).is_file()
+
+
+def measured_ns(folder: Path) -> int:
+    """The median step of a finished run."""
+    return round(read_result(folder).step_time_ms["median"] * NS_PER_MS)
+
+
+def default_profile_path(plans: Iterable[Plan]) -> Path:
+    """`<cluster name>.profile` in this folder, where planning looks for it."""
+    names = sorted({str(plan.cluster.get("name", "cluster")) for plan in plans})
+    if len(names) > 1:
+        raise InputError(
+            f"the runs are of several clusters ({', '.join(names)}); say with --profile where to "
+            "write, or learn from each alone"
+        )
+    return Path(f"{names[0]}.profile")
+
+
+def _predict(runs: dict[Path, Plan], profile: Profile) -> dict[Path, Scored]:
+    """Each run's plan under a profile."""
+    with tempfile.TemporaryDirectory(prefix="claw-plan-learn-") as folder:
+        path = Path(folder) / "trial.profile"
+        save_profile(profile, path)
+        return {run: simulate_plan(run / PLAN, path) for run in runs}
+
+
+def _step_time(plan: Plan, scored: Scored, measured: int) -> StepTime:
+    compute_ns = sum(scored.parts_ns.get(part, 0) for part in KERNEL_PARTS)
+    overhead_ns = scored.parts_ns.get("overhead", 0)
+    return StepTime(
+        device=cluster_from_mapping(plan.cluster, PLAN).nodes[0].device.name,
+        measured_ns=measured,
+        compute_ns=compute_ns,
+        other_ns=max(0, scored.step_time_ns - compute_ns - overhead_ns),
+    )
