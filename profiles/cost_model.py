@@ -144,10 +144,11 @@ def _families(work: OpWork) -> tuple[Hashable, ...]:
 def _chosen(
     measurements: Iterable[Measurement], cores: int
 ) -> dict[OpWork | CollectiveWork, float]:
-    """The median time of each piece of work, alone on its core.
+    """The time of each piece of work on a core of its own: the median sample.
 
     Most ranks train beside others, so what was measured with most ranks on the host, up to one a
-    core, counts. Where cores were shared by more, each rank had its part of the time.
+    core, counts. Where more ranks shared the cores, a kernel was sometimes interrupted for longer
+    than it lasts, and only the lower quartile tells its own time.
     """
     by_work: dict[OpWork | CollectiveWork, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
@@ -159,7 +160,8 @@ def _chosen(
         ranks = max(alone) if alone else min(m.ranks_per_host for m in several)
         samples = [ns for m in several if m.ranks_per_host == ranks for ns in m.samples_ns]
         is_shared = isinstance(work, OpWork) and ranks > limit
-        times[work] = statistics.median(samples) * (limit / ranks if is_shared else 1.0)
+        middle = sorted(samples)[len(samples) // 4] if is_shared else statistics.median(samples)
+        times[work] = float(middle)
     return times
 
 

@@ -26,7 +26,7 @@ from claw_plan.profiles.errors import InputError, near_matches
 MAX_FILE_BYTES = 4_000_000
 """Larger files are no cluster, plan or configuration: the largest plan known has 60 KB."""
 
-_MAX_VALUES = 400_000
+_MAX_VALUES = 100_000
 """With aliases a small file can stand for more values than memory holds (the 'billion laughs')."""
 
 _MAX_DEPTH = 100
@@ -224,7 +224,7 @@ def _problem_message(
         )
     if problem["type"] == "missing":
         parent = document.where(_keys_in(document.data, keys[:-1]))
-        return f"{parent}: the key {format_keys(keys)!r} is missing"
+        return f"{parent}: the key {str(keys[-1])!r} is missing"
     came = repr(problem["input"])
     came = came if len(came) <= 60 else came[:57] + "..."
     text = problem["msg"].removeprefix("Value error, ")
