@@ -177,5 +177,5 @@ def _measurement(record: Mapping[str, Any]) -> Measurement:
         work=work,
         samples_ns=tuple(record["samples_ns"]),
         ranks_per_host=record["ranks_per_host"],
-        provenance=record["provenance"],
+        provenance={str(key): str(value) for key, value in record["provenance"].items()},
     )
