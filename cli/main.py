@@ -53,9 +53,13 @@ class CommandLine(click.Group):
         sys.exit(exit_code(lambda: run(args, prog_name or "claw-plan", **settings)))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts `plan` first unless a command, or an option of the group, stands there."""
+        """Puts `plan` first unless a command, or an option of the group, stands there.
+
+        Without any argument the help is shown.
+        """
+        args = args or ["--help"]
         own = {"--help", "-h", "--version"}
-        if args and args[0] not in self.commands and args[0] not in own:
+        if args[0] not in self.commands and args[0] not in own:
             self._refuse_misspelt_command(args[0], ctx)
             args = ["plan", *args]
         return super().parse_args(ctx, args)

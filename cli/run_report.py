@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -30,7 +31,7 @@ def print_run(result: RunResult, console: Console | None = None) -> None:
             f"{name} {format_ns(part * NS_PER_MS)}" for name, part in result.parts_ms.items()
         )
         section(console, "The recorded step, on the rank that computes longest", Text(parts))
-    section(console, "Next", Text(f"claw-plan learn {result.run}", style="bold"))
+    section(console, "Next", Text(f"claw-plan learn {shlex.quote(result.run)}", style="bold"))
 
 
 def _loss_and_speed(result: RunResult) -> Table:
@@ -50,7 +51,7 @@ def _against_prediction(result: RunResult) -> Table:
     for heading in ("measured", "predicted", "off by"):
         table.add_column(heading, justify="right", no_wrap=True)
     step = result.step_time_ms
-    spread = f"{step['min']:.1f} to {step['max']:.1f} ms"
+    spread = f"{format_ns(step['min'] * NS_PER_MS)} to {format_ns(step['max'] * NS_PER_MS)}"
     predicted = result.predicted_step_time_ms
     table.add_row(
         f"step, median ({spread})",
@@ -103,10 +104,12 @@ def print_learned(learned: Learned, console: Console | None = None) -> None:
             format_ns(run.after_ns),
             percent(run.error(run.after_ns), sign=True),
         )
-    section(console, f"{len(learned.runs)} runs: measured against predicted", table)
+    section(console, f"Measured against predicted steps, by run: {len(learned.runs)}", table)
     before, after = learned.median_error(after=False), learned.median_error(after=True)
     summary = (
         f"The median error was {percent(before)} and is {percent(after)} for these runs. "
         f"{learned.measurements} new measurements are in {learned.profile}."
     )
     section(console, "Learned", Text(summary))
+    again = f"plan again with --profile {shlex.quote(str(learned.profile))}"
+    section(console, "Next", Text(again, style="bold"))

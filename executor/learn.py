@@ -125,14 +125,19 @@ def measured_ns(folder: Path) -> int:
 
 
 def default_profile_path(plans: Iterable[Plan]) -> Path:
-    """`<cluster name>.profile` in this folder, where planning looks for it."""
-    names = sorted({str(plan.cluster.get("name", "cluster")) for plan in plans})
+    """The profile the plans were made with, else `<cluster name>.profile`, in this folder."""
+    names = {_profile_name(plan) for plan in plans}
     if len(names) > 1:
         raise InputError(
-            f"the runs are of several clusters ({', '.join(names)}); say with --profile where to "
-            "write, or learn from each alone"
+            f"the runs are of several clusters ({', '.join(sorted(names))}); name one with "
+            "--profile, or learn from each alone"
         )
-    return Path(f"{names[0]}.profile")
+    return Path(names.pop())
+
+
+def _profile_name(plan: Plan) -> str:
+    known = plan.prediction.profile if plan.prediction else ""
+    return known if known.endswith(".profile") else f"{plan.cluster['name']}.profile"
 
 
 def _predict(runs: dict[Path, Plan], profile: Profile) -> dict[Path, Scored]:

@@ -32,7 +32,8 @@ def test_every_command_and_option_says_what_it_is_for(command: str) -> None:
 
 
 def test_no_argument_shows_the_help() -> None:
-    assert "Usage: claw-plan" in run().output
+    assert run().exit_code == 0
+    assert run().stdout == run("--help").stdout
 
 
 def test_the_version() -> None:

@@ -1,0 +1,169 @@
+"""`run`, `verify`, `learn` and `detect` with an executor that answers at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from claw_plan.cli.main import cli
+from claw_plan.executor import benchmark, learn, verify
+from claw_plan.executor import run as run_module
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.run_files import RunResult
+from claw_plan.executor.verify import VerifyResult
+from claw_plan.profiles.measurement import Measurement
+from claw_plan.profiles.profile import load_profile
+from claw_plan.profiles.work import OpWork
+
+RUN = RunResult(
+    losses=[5.5, 4.25],
+    step_time_ms={"median": 120.0, "min": 118.0, "max": 140.0},
+    process_time_ms=110.0,
+    samples_per_s=133.3,
+    tokens_per_s=None,
+    predicted_step_time_ms=108.0,
+    peak_memory_bytes=[20, 30],
+    predicted_memory_gib=None,
+    parts_ms={},
+    data="random batches",
+    run="runs/1",
+)
+SAME = VerifyResult(
+    ok=True,
+    steps=5,
+    fp64_max_loss_diff=1e-15,
+    fp64_max_param_diff=2e-15,
+    fp32_max_loss_diff=1e-7,
+    first_difference="",
+)
+
+Patch = Callable[[Any, str, Any], None]
+
+
+@pytest.fixture
+def patch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Patch:
+    monkeypatch.chdir(tmp_path)
+    return monkeypatch.setattr
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(cli, list(args))
+
+
+def test_run_passes_everything_on_and_prints_only_json(patch: Patch) -> None:
+    asked: dict[str, Any] = {}
+
+    def run_plan(plan: Path, steps: int, **settings: Any) -> RunResult:
+        print("a model that prints")
+        settings.pop("on_step")({"step": 1, "loss": 5.5, "step_time_ms": 120.0})
+        asked.update(plan=plan, steps=steps, **settings)
+        return RUN
+
+    patch(run_module, "run_plan", run_plan)
+    result = call(
+        *["run", "plan.yaml", "--steps", "7", "--data", "t.txt", "--runs", "out", "--json"]
+    )
+    assert result.exit_code == 0
+    assert asked == {
+        "plan": Path("plan.yaml"),
+        "steps": 7,
+        "data": Path("t.txt"),
+        "runs": Path("out"),
+    }
+    assert json.loads(result.stdout) == {
+        "losses": [5.5, 4.25],
+        "step_time_ms": {"median": 120.0, "min": 118.0, "max": 140.0},
+        "predicted_step_time_ms": 108.0,
+        "peak_memory_bytes": [20, 30],
+        "run": "runs/1",
+    }
+
+
+def test_run_prints_nothing_on_other_ranks(patch: Patch) -> None:
+    patch(run_module, "run_plan", lambda *args, **settings: None)
+    result = call("run", "plan.yaml")
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_a_rank_that_fails_is_one_line(patch: Patch) -> None:
+    def fails(*args: Any, **settings: Any) -> None:
+        raise ExecutionError("rank 1 was killed by SIGKILL at step 3; its output is in rank1.log")
+
+    patch(run_module, "run_plan", fails)
+    result = call("run", "plan.yaml", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("claw-plan: rank 1 was killed by SIGKILL at step 3")
+
+
+def test_verify_answers_with_its_exit_code(patch: Patch) -> None:
+    patch(verify, "verify_plan", lambda plan, steps: SAME)
+    result = call("verify", "plan.yaml", "--json")
+    assert result.exit_code == 0
+    value = json.loads(result.stdout)
+    assert value["ok"] is True and value["first_difference"] is None and "reason" not in value
+    differs = replace(SAME, ok=False, first_difference="wte.weight on rank 1 after step 1")
+    patch(verify, "verify_plan", lambda plan, steps: differs)
+    result = call("verify", "plan.yaml", "--json")
+    assert result.exit_code == 1
+    assert "wte.weight on rank 1" in json.loads(result.stdout)["reason"]
+    assert "does not train like one process: wte.weight" in result.stderr
+    assert call("verify", "plan.yaml").exit_code == 1
+
+
+def test_learn_says_which_folders_it_left_out(patch: Patch) -> None:
+    run = learn.LearnedRun(
+        run="runs/1", knobs="tp=2", measured_ns=100, before_ns=150, after_ns=104
+    )
+
+    def learn_from(folders: Any, profile: Path | None, progress: Any) -> learn.Learned:
+        assert list(folders) == [Path("runs/1"), Path("runs/2")]
+        assert profile == Path("p.profile")
+        return learn.Learned(
+            profile=Path("p.profile"), measurements=3, runs=(run,), skipped=("runs/2",)
+        )
+
+    patch(learn, "learn", learn_from)
+    result = call("learn", "runs/1", "runs/2", "--profile", "p.profile")
+    assert result.exit_code == 0
+    assert "left out runs/2: no finished run" in result.stderr
+    assert "is 4.0 % for these runs" in result.stdout
+
+
+def test_learn_needs_a_run() -> None:
+    result = call("learn")
+    assert result.exit_code == 2 and "Missing argument 'RUN...'" in result.stderr
+
+
+def test_detect_prints_or_writes_the_cluster_file(patch: Patch, tmp_path: Path) -> None:
+    machine = {"name": "here", "nodes": ({"count": 1, "type": "cpu"},)}
+    work = OpWork(kind="memory", dims=(), dtype="float32", flops=0, bytes=8)
+    measured = [Measurement(device="cpu-core", work=work, samples_ns=(5,))]
+    patch(benchmark, "measure_machine", lambda progress: (machine, measured))
+    printed = call("detect")
+    assert printed.exit_code == 0
+    assert yaml.safe_load(printed.stdout) == {"name": "here", "nodes": [machine["nodes"][0]]}
+    assert list(tmp_path.iterdir()) == []
+    written = call("detect", "-o", "cluster.yaml")
+    assert (written.exit_code, written.stdout) == (0, "")
+    assert (tmp_path / "cluster.yaml").read_text() == printed.stdout
+    profile = load_profile(tmp_path / "cluster.yaml.profile")
+    assert profile.measurements[0].samples_ns == (5,)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cluster.yaml",
+        "cluster.yaml.profile",
+    ]
+
+
+@pytest.mark.parametrize("command", ["run", "verify", "simulate"])
+def test_a_missing_plan_is_one_line(command: str, patch: Patch, tmp_path: Path) -> None:
+    result = call(command, "none.yaml", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1 and "none.yaml" in result.stderr
+    assert list(tmp_path.iterdir()) == []
