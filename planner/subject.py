@@ -23,7 +23,10 @@ from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.recorder import Recorder, Recording
 from claw_plan.planner.torch_private import FakeTensorMode, one_sequence_per_row
 
-Around = Callable[[nn.Module, Recorder], AbstractContextManager[object]]
+Exchanged = Callable[[str, int, str], None]
+"""Told of a collective: its name, the bytes of its full buffer, the module it serves."""
+
+Around = Callable[[nn.Module, Exchanged], AbstractContextManager[object]]
 """What tensor parallelism puts around a recorded step: it may change the module inside."""
 
 
@@ -87,8 +90,8 @@ class Subject:
 
         hook = module_hooks.register_module_forward_pre_hook(entered)
         try:
-            with self._world(), torch.no_grad():
-                self._forward(self.batch(2))
+            with self.world(), torch.no_grad():
+                self.forward(self.batch(2))
         finally:
             hook.remove()
         return calls
@@ -140,7 +143,8 @@ class Subject:
         return {name: self.fake.from_tensor(tensor) for name, tensor in cast.items()}
 
     @contextmanager
-    def _world(self) -> Iterator[None]:
+    def world(self) -> Iterator[None]:
+        """Where the model runs: on fake tensors, with fused operators as one each."""
         with ExitStack() as stack:
             if self.fake is not None:
                 stack.enter_context(self.fake)
@@ -148,7 +152,8 @@ class Subject:
             stack.enter_context(one_sequence_per_row())
             yield
 
-    def _forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The loss of a batch; a TraceError gives what the model raised."""
         inputs = self.model.inputs_of(self.module, batch)
         with ForeignCode(self.model.path, "running its forward"):
             output = self.module(**inputs)
@@ -157,15 +162,20 @@ class Subject:
     def record(self, batch_size: int, around: Around | None = None) -> Recording:
         """One forward and backward at a batch size.
 
-        `around(module, recorder)` is entered for the time of the step, `recorder.exchange` takes
-        the collectives it makes.
+        `around(module, exchanged)` is entered for the time of the step; it tells `exchanged` of
+        the collectives that run.
         """
         batch = self.batch(batch_size)
-        tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        with self._world():
+        recorder: Recorder
+
+        def exchanged(op: str, num_bytes: int, module: str) -> None:
+            recorder.exchange(op, num_bytes, module)
+
+        with self.world(), around(self.module, exchanged) if around else nullcontext():
+            tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
             recorder = Recorder(self.names, self.blocks, tensors, batch)
-            with around(self.module, recorder) if around else nullcontext(), recorder:
-                loss = self._forward(batch)
+            with recorder:
+                loss = self.forward(batch)
                 self._check_trainable(loss)
                 with ForeignCode(self.model.path, "running its backward"):
                     recorder.backward(loss)

@@ -8,18 +8,20 @@ whole model are put together from them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn as nn
 
 from claw_plan.planner.errors import TraceError
-from claw_plan.planner.fit import BatchFit, ProgramChanges
+from claw_plan.planner.fit import Fit, ProgramChanges
 from claw_plan.planner.graph import PLAIN, ModelGraph, Parameter, Unit, UnitCost
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.recorder import Recording
 from claw_plan.planner.subject import Subject
+from claw_plan.planner.torch_private import FakeTensorMode
+from claw_plan.planner.trace_divided import DividedTrace, trace_divided
 from claw_plan.profiles.errors import InputError
 
 BATCH_SIZES = (2, 3, 5)
@@ -70,8 +72,7 @@ def _traced_on_real_tensors(
     """The same on real tensors, for models that need values; raises `cause` if that fails too."""
     if cause.__cause__ is None:  # a refusal of our own: real tensors would not change it
         raise cause
-    with torch.device("meta"):
-        pass
+    _check_size(model, cause)
     tell(f"running {model.name} on real tensors")
     subject = Subject.prepare(model, seq_len=seq_len, dtype=torch.float32, fold=False, real=True)
     graph = _graph_of(subject, tell)
@@ -83,38 +84,64 @@ def _traced_on_real_tensors(
     return replace(graph, assumptions=(sentence, *graph.assumptions))
 
 
+def _check_size(model: LoadedModel, cause: TraceError) -> None:
+    """Raises `cause` for models too large to be run for real only to be traced."""
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module = model.build()
+    except TraceError:
+        return  # it cannot even be built on fake tensors; its real size is not known
+    size = sum(p.numel() * 4 for p in module.parameters())
+    if size > REAL_LIMIT_BYTES:
+        raise TraceError(
+            f"{cause}; its values decide how it goes on, and with {size / 2**30:.0f} GiB of "
+            "parameters it is too large to be traced on real tensors; give a smaller "
+            "configuration of it"
+        ) from cause
+
+
 def _graph_of(subject: Subject, tell: Progress) -> ModelGraph | None:
     """The graph, or None if blocks that stand for others do not cost alike."""
     recordings = []
     for size in BATCH_SIZES:
         tell(f"tracing {subject.model.name} at batch size {size}")
         recordings.append(subject.record(size))
-    kept = len(subject.kept)
-    fit = BatchFit(BATCH_SIZES)
-    assumptions: list[str] = []
+    costs, assumptions = _plain_costs(subject, recordings)
+    for one, other in subject.alike:
+        if _bare(subject, costs, one) != _bare(subject, costs, other):
+            return None
+    tell(f"looking for tensor parallelism in {subject.model.name}")
+    divided = trace_divided(subject)
+    assumptions += divided.assumptions
+    return _assemble(subject, recordings[0], {PLAIN: costs, **divided.costs}, divided, assumptions)
+
+
+def _plain_costs(
+    subject: Subject, recordings: Sequence[Recording]
+) -> tuple[list[UnitCost], list[str]]:
+    """The costs without tensor parallelism, and sentences on what is not exact in them."""
+    count = len(subject.kept) + 2
+    fit = Fit(BATCH_SIZES)
     try:
-        costs = fit.units(recordings, kept + 2)
+        costs = fit.units(recordings, count)
     except ProgramChanges as change:
         if subject.fake is not None:
             raise TraceError(
                 f"{subject.model.path}: it runs other operators for other batch sizes "
                 f"({change}), so its cost is no function of the batch"
             ) from change
-        fit = BatchFit(BATCH_SIZES[-1:])
-        costs = fit.units(recordings[-1:], kept + 2)
-        assumptions.append(
-            f"it runs other operators for other batches ({change}); all costs are taken in "
-            f"proportion to those of a batch of {BATCH_SIZES[-1]}"
-        )
-    if fit.curved:
-        assumptions.append(
-            "costs that do not grow in proportion to the batch, and are exact only near a batch "
-            f"of {BATCH_SIZES[-1]}: {', '.join(sorted(fit.curved)[:3])}"
-            + (f" and {len(fit.curved) - 3} more" if len(fit.curved) > 3 else "")
-        )
-    if any(_bare(subject, costs, one) != _bare(subject, costs, two) for one, two in subject.alike):
-        return None
-    return _assemble(subject, recordings[0], costs, assumptions)
+        last = BATCH_SIZES[-1]
+        return Fit([last]).units(recordings[-1:], count), [
+            f"the model runs other operators for other batches ({change}); all costs are taken "
+            f"in proportion to those of a batch of {last}"
+        ]
+    if not fit.curved:
+        return costs, []
+    more = f" and {len(fit.curved) - 3} more" if len(fit.curved) > 3 else ""
+    return costs, [
+        "costs that do not grow in proportion to the batch, and are exact only near a batch of "
+        f"{BATCH_SIZES[-1]}: {', '.join(sorted(fit.curved)[:3])}{more}"
+    ]
 
 
 def _bare(subject: Subject, costs: list[UnitCost], block: int) -> UnitCost:
@@ -136,47 +163,64 @@ def _relative(cost: UnitCost, block: str) -> UnitCost:
 
 
 def _assemble(
-    subject: Subject, recording: Recording, costs: list[UnitCost], assumptions: list[str]
+    subject: Subject,
+    recording: Recording,
+    costs: Mapping[str, list[UnitCost]],
+    divided: DividedTrace,
+    assumptions: list[str],
 ) -> ModelGraph:
     blocks = subject.block_names
     traced_unit = {block: place + 1 for place, block in enumerate(subject.kept)}
     # For every unit of the whole model the traced unit that stands for it.
-    source = [0, *(traced_unit[block] for block in subject.stands_for), len(costs) - 1]
-    names = ["prologue", *blocks, "epilogue"]
-    traced_names = ["prologue", *(blocks[block] for block in subject.kept), "epilogue"]
-    known: dict[UnitCost, int] = {}
-    distinct: list[UnitCost] = []
-    units = []
-    for index, name in enumerate(names):
-        cost = costs[source[index]]
-        bare = _relative(cost, traced_names[source[index]])
-        if bare not in known:
-            known[bare] = len(distinct)
-            distinct.append(cost)
-        own = (name,) if 0 < index < len(names) - 1 else ()
-        modules = (*own, *recording.modules.get(source[index], ()))
-        units.append(Unit(name=name, modules=modules, structure=known[bare]))
-    parameters = _parameters(subject, recording, source)
+    source = [0, *(traced_unit[block] for block in subject.stands_for), len(subject.kept) + 1]
+    units, distinct = _units(subject, recording, costs, source)
+    parameters = _parameters(subject, recording, source, divided)
     unused = [p.name for p in parameters if not p.units and p.trainable]
     if unused:
         assumptions.append(f"never used, so without a gradient: {', '.join(unused[:3])}")
-    inputs = subject.batch(2)
     return ModelGraph(
         name=subject.model.name,
         fingerprint=_fingerprint(subject, parameters),
         parameters=tuple(replace(p, units=p.units or (0,)) for p in parameters),
         buffer_bytes=sum(b.numel() * b.element_size() for b in _buffers(subject)),
-        units=tuple(units),
-        costs={PLAIN: tuple(distinct)},
+        units=units,
+        costs={name: tuple(each[unit] for unit in distinct) for name, each in costs.items()},
+        tensor_parallel=divided.finding.rules,
+        no_tensor_parallel=divided.finding.reason,
+        no_sequence_parallel=divided.finding.no_sequence_parallel,
+        tp_divides=divided.finding.tp_divides,
         cut_refused=_refused(blocks, recording, source),
         seq_len=subject.seq_len,
         dtype=str(subject.dtype).removeprefix("torch."),
         inputs={
             name: (str(value.dtype).removeprefix("torch."), tuple(value.shape[1:]))
-            for name, value in inputs.items()
+            for name, value in subject.batch(2).items()
         },
         assumptions=tuple(assumptions),
     )
+
+
+def _units(
+    subject: Subject,
+    recording: Recording,
+    costs: Mapping[str, list[UnitCost]],
+    source: list[int],
+) -> tuple[tuple[Unit, ...], list[int]]:
+    """All units, and for each distinct structure the traced unit that has its costs."""
+    blocks = subject.block_names
+    traced_names = ["prologue", *(blocks[block] for block in subject.kept), "epilogue"]
+    known: dict[tuple[UnitCost, ...], int] = {}
+    distinct: list[int] = []
+    units = []
+    for name, traced in zip(["prologue", *blocks, "epilogue"], source, strict=True):
+        bare = tuple(_relative(each[traced], traced_names[traced]) for each in costs.values())
+        if bare not in known:
+            known[bare] = len(distinct)
+            distinct.append(traced)
+        own = (name,) if 0 < traced < len(traced_names) - 1 else ()
+        modules = (*own, *recording.modules.get(traced, ()))
+        units.append(Unit(name=name, modules=modules, structure=known[bare]))
+    return tuple(units), distinct
 
 
 def _refused(blocks: list[str], recording: Recording, source: list[int]) -> dict[int, str]:
@@ -204,27 +248,28 @@ def _buffers(subject: Subject) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _parameters(subject: Subject, recording: Recording, source: list[int]) -> list[Parameter]:
+def _parameters(
+    subject: Subject, recording: Recording, source: list[int], divided: DividedTrace
+) -> list[Parameter]:
     names: dict[int, list[str]] = {}
     tensors: dict[int, torch.Tensor] = {}
     for module_name, module in _whole(subject):
         for key, tensor in module._parameters.items():
             if tensor is not None:
-                names.setdefault(id(tensor), []).append(
-                    f"{module_name}.{key}" if module_name else key
-                )
+                name = f"{module_name}.{key}" if module_name else key
+                names.setdefault(id(tensor), []).append(name)
                 tensors[id(tensor)] = tensor
-    traced_names = {id(t): name for name, t in subject.module.named_parameters()}
+    traced_names = {id(tensor): name for name, tensor in subject.module.named_parameters()}
     unit_of_block = {name: unit + 1 for unit, name in enumerate(subject.block_names)}
     result = []
     for key, found in names.items():
         used = recording.used.get(traced_names.get(key, ""), set())
         own = {unit for name in found for unit in _block_units(name, unit_of_block)}
+        # What lies in a block is used there, not in the blocks that the block stands for.
         shared = {
             unit
             for unit, traced in enumerate(source)
-            # What lies in a block is used there, not in the blocks it stands for.
-            if traced in used and (not own or traced in (0, len(set(source)) - 1))
+            if traced in used and (not own or traced in (0, source[-1]))
         }
         result.append(
             Parameter(
@@ -233,6 +278,7 @@ def _parameters(subject: Subject, recording: Recording, source: list[int]) -> li
                 dtype=str(tensors[key].dtype).removeprefix("torch."),
                 trainable=tensors[key].requires_grad,
                 units=tuple(sorted(own | shared)),
+                tp_dim=next((divided.dims[n] for n in found if n in divided.dims), None),
             )
         )
     return result
