@@ -155,16 +155,18 @@ def _call(op: str, size_bytes: int, rank: int) -> Callable[[], None]:
 def fit_line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """Start in ns and rate in bytes per s of  ns = start + bytes / rate.
 
-    Least squares of relative errors, the start kept at no less than half the fastest sample, the
-    rate positive: on noisy machines a line may otherwise start below zero.
+    Least squares of relative errors. Noise may tilt the line below zero at its start; then half
+    of what the smallest message took beyond its bytes at the best rate is kept as the start.
     """
     pairs = sorted(points)
     sizes = np.array([size for size, _ in pairs], dtype=np.float64)
     times = np.array([ns for _, ns in pairs], dtype=np.float64)
+    best_slope = float((times / sizes).min())
+    floor = max(1.0, 0.5 * (float(times[0]) - float(sizes[0]) * best_slope))
     rows = np.stack([1.0 / times, sizes / times], axis=1)
     start, slope = np.linalg.lstsq(rows, np.ones(len(pairs)), rcond=None)[0]
-    floor = 0.5 * float(times.min())
     if start < floor or slope <= 0:
-        start = max(floor, min(float(start), float(times.min())))
-        slope = float(np.median(np.maximum(times - start, 1.0) / sizes))
-    return float(start), 1e9 / float(slope)
+        start = floor
+        per_byte = sizes / times
+        slope = float((per_byte @ (1.0 - start / times)) / (per_byte @ per_byte))
+    return float(start), 1e9 / max(float(slope), 1e-3 * best_slope)
