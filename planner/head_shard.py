@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from claw_plan.planner.errors import TensorParallelError
+from claw_plan.planner.torch_private import below_subclasses, without_storage
 from claw_plan.planner.tp_autograd import Communicator, enter
 
 Handler = Callable[[Callable[..., Any], "Arguments"], Any]
@@ -77,13 +78,7 @@ class HeadShard(torch.Tensor):
         """Wraps a local part."""
         shape = list(local.shape)
         shape[layout.dim] *= layout.division.degree
-        whole: HeadShard = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls,
-            shape,
-            dtype=local.dtype,
-            device=local.device,
-            requires_grad=local.requires_grad,
-        )
+        whole: HeadShard = without_storage(cls, shape, local)
         whole._local, whole._divided = local, layout
         if layout.division.noted is not None:
             layout.division.noted(layout.columns, shape[layout.dim] // layout.parts)
@@ -109,7 +104,7 @@ class HeadShard(torch.Tensor):
         return handler(func, arguments)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves `func` out
         cls,
         func: Callable[..., Any],
         types: Sequence[type],
@@ -120,7 +115,7 @@ class HeadShard(torch.Tensor):
             "reached the kernel with a divided tensor"
         )
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         layout = self._divided
         return (
             f"HeadShard(shape={tuple(self.shape)}, dim={layout.dim}, parts={layout.parts}, "
@@ -129,7 +124,19 @@ class HeadShard(torch.Tensor):
 
     @property
     def local(self) -> torch.Tensor:
-        """This rank's part."""
+        """This rank's part.
+
+        A custom autograd.Function runs below this class and attaches its gradient to the tensor
+        without storage, where it would be lost: the result is refused.
+        """
+        with below_subclasses():
+            trained = self.requires_grad
+        if trained and not self._local.requires_grad:
+            raise TensorParallelError(
+                "a custom autograd.Function in "
+                f"{self._divided.division.where or 'the block'} is given a divided tensor (the "
+                f"output of {', '.join(sorted(self._divided.columns))}); it has no divided form"
+            )
         return self._local
 
     @property
@@ -153,7 +160,7 @@ def slice_piecewise(
     whole: torch.Tensor, dim: int, *, parts: int, degree: int, rank: int
 ) -> torch.Tensor:
     """A rank's chunk of every piece of `dim`; a view where that is possible."""
-    pieces = whole.unflatten(dim, (parts, degree, -1))
+    pieces = torch.unflatten(whole, dim, (parts, degree, -1))
     dim = dim % whole.ndim
     return pieces.select(dim + 1, rank).flatten(dim, dim + 1)
 
@@ -161,8 +168,18 @@ def slice_piecewise(
 def join_piecewise(shards: Sequence[torch.Tensor], dim: int, *, parts: int) -> torch.Tensor:
     """The whole again from the shards of all ranks, in rank order."""
     dim = dim % shards[0].ndim
-    pieces = torch.stack([shard.unflatten(dim, (parts, -1)) for shard in shards], dim + 1)
+    pieces = torch.stack([torch.unflatten(shard, dim, (parts, -1)) for shard in shards], dim + 1)
     return pieces.flatten(dim, dim + 2)
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    # Not a function inside `mapped`: one that calls itself is a cycle, which would keep the
+    # tensors that `change` holds until the garbage collector runs.
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+        return [_mapped(item, change) for item in value]
+    return value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,20 +214,10 @@ class Arguments:
 
     def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
         """With every tensor replaced, also inside lists and tuples."""
-
-        def one(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return change(value)
-            if isinstance(value, list | tuple) and any(
-                isinstance(item, torch.Tensor) for item in value
-            ):
-                return [one(item) for item in value]
-            return value
-
         return Arguments(
             name=self.name,
-            args=[one(value) for value in self.args],
-            kwargs={name: one(value) for name, value in self.kwargs.items()},
+            args=[_mapped(value, change) for value in self.args],
+            kwargs={name: _mapped(value, change) for name, value in self.kwargs.items()},
         )
 
     def call(

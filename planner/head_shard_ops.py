@@ -84,6 +84,8 @@ def _dims(value: Any, shard: HeadShard, arguments: Arguments) -> list[int]:
     if value is None:
         raise arguments.refused("runs over all dimensions")
     values = value if isinstance(value, list | tuple | torch.Size) else (value,)
+    if not all(isinstance(dim, int) for dim in values):
+        raise arguments.refused("is given no dimensions")
     dims = [dim % shard.ndim for dim in values]
     if shard.divided.dim in dims:
         raise arguments.refused("runs along the divided dimension")
@@ -97,7 +99,8 @@ def _along(func: Function, arguments: Arguments) -> HeadShard:
     dim = arguments.get(2 if arguments.name == "normalize" else 1, "dim", default)
     if arguments.name == "glu" and dim % shard.ndim == shard.divided.dim:
         first, second = _cut_evenly(shard, [shard.shape[dim] // 2] * 2, arguments)
-        gated: HeadShard = first * second.sigmoid()
+        gated = first * second.sigmoid()
+        assert isinstance(gated, HeadShard)
         return gated
     _dims(dim, shard, arguments)
     return HeadShard(arguments.call(func), shard.divided)
@@ -144,7 +147,8 @@ def _matmul(func: Function, arguments: Arguments) -> HeadShard:
     """Batches of products divided over a batch dimension, or divided rows times a whole matrix."""
     offset, layout, _ = common_layout(arguments)
     if offset >= 3:
-        return _pointwise(func, arguments)
+        result: HeadShard = _pointwise(func, arguments)
+        return result
     left, *others = arguments.args
     if offset != 2 or not isinstance(left, HeadShard) or len(arguments.shards()) > 1:
         raise arguments.refused("sums over the divided dimension")

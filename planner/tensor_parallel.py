@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -144,6 +145,12 @@ def apply_to_block(
             forward = _column_forward if rule.style == COLUMN else _row_forward
             _replace_forward(module, forward(module, rule, region), result)
         if sequence_parallel:
+            if not members.region:
+                raise PlanError(
+                    f"sequence parallelism needs the linears {members.columns[0].module} and "
+                    f"{members.row.module} in a module of their own inside the block {name!r}; "
+                    "leave sequence_parallel off for this model"
+                )
             hook = block.get_submodule(members.region).register_forward_pre_hook(
                 region.gather_input(members.columns[0], block), with_kwargs=True
             )
@@ -165,7 +172,8 @@ class RegionRules:
 def regions_of(rules: Sequence[TensorParallelRule]) -> list[RegionRules]:
     """Rules come region by region: one 'region', its 'colwise', its 'rowwise'."""
     regions: list[RegionRules] = []
-    region, columns = "", []
+    region = ""
+    columns: list[TensorParallelRule] = []
     for rule in rules:
         if rule.style == REGION:
             region, columns = rule.module, []
@@ -278,7 +286,8 @@ def hidden_argument(
     args: Sequence[Any], kwargs: Mapping[str, Any], width: int
 ) -> int | str | None:
     """Where a hidden state stands among a module's arguments: floating, [batch, seq, width]."""
-    for key, value in (*enumerate(args), *kwargs.items()):
+    named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for key, value in named:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             if value.ndim == 3 and value.shape[-1] == width:
                 return key
@@ -316,18 +325,14 @@ def _shard_parameters(
         module._parameters[own] = nn.Parameter(part, requires_grad=whole.requires_grad)
         result.sharded[f"{name}.{own}"] = how
         if isinstance(ranks, StandIn):
-            result.undo.append(lambda own=own, whole=whole: _restore(module, own, whole))
-
-
-def _restore(module: nn.Module, own: str, whole: nn.Parameter) -> None:
-    module._parameters[own] = whole
+            result.undo.append(partial(module._parameters.__setitem__, own, whole))
 
 
 def _replace_forward(
     module: nn.Module, forward: Callable[..., Any], result: TensorParallelModel
 ) -> None:
     module.forward = forward
-    result.undo.append(lambda: module.__dict__.pop("forward", None) and None)
+    result.undo.append(partial(module.__delattr__, "forward"))
 
 
 def _column_forward(
@@ -359,17 +364,21 @@ def _row_forward(
     matrix, bias = matrix_name(module), bias_name(module)
     outputs_first = rule.weight_dims[matrix] == 1
 
-    def forward(tensor: torch.Tensor) -> torch.Tensor:
-        layout = tensor.divided if isinstance(tensor, HeadShard) else None
-        if layout is None or layout.dim != tensor.ndim - 1 or layout.parts != 1:
+    def forward(tensor: HeadShard) -> torch.Tensor:
+        divided = isinstance(tensor, HeadShard) and tensor.divided.parts == 1
+        if not divided or tensor.divided.dim != tensor.ndim - 1:
             raise TensorParallelError(
                 f"{rule.module} must be given a tensor divided on its last dimension, in one "
-                f"piece, but got {tensor!r}"
+                f"piece, but got {_described(tensor)}"
             )
         summed = region.leave(_product(tensor.local, getattr(module, matrix), None, outputs_first))
         return summed if bias is None else summed + getattr(module, bias)
 
     return forward
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return repr(tensor) if isinstance(tensor, HeadShard) else f"a whole {list(tensor.shape)}"
 
 
 def _product(

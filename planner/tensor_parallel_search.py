@@ -50,6 +50,9 @@ TRIAL_ERRORS = (
 )
 """What a model's own code may raise when it is run with divided tensors."""
 
+UNCALLED = (nn.ModuleList, nn.ModuleDict)
+"""Modules that hold others and have no forward."""
+
 MOST_PIECES_TRIES = 4
 """A fused column's pieces are refined at most so often (q, k, v need one try)."""
 
@@ -259,7 +262,7 @@ def _tried(
     parts = {column.name: 1 for column in columns}
     for _ in range(MOST_PIECES_TRIES):
         try:
-            heads = _trial(call, _region_rules(columns, row, parts), degree=1)
+            heads = _trial(call, _region_rules(call.block, columns, row, parts), degree=1)
             break
         except PiecesNeeded as needed:
             if all(parts[name] >= needed.pieces for name in needed.columns):
@@ -271,7 +274,7 @@ def _tried(
     if together == 1:
         sizes = ", ".join(f"{name} {size}" for name, size in heads.items())
         raise TensorParallelError(f"no degree above 1 divides all its heads or columns ({sizes})")
-    rules = _region_rules(columns, row, parts, heads)
+    rules = _region_rules(call.block, columns, row, parts, heads)
     _trial(call, rules, degree=_smallest_factor(together))
     return rules
 
@@ -281,6 +284,7 @@ def _smallest_factor(number: int) -> int:
 
 
 def _region_rules(
+    block: nn.Module,
     columns: Sequence[LinearCall],
     row: LinearCall,
     parts: dict[str, int],
@@ -291,6 +295,8 @@ def _region_rules(
     depth = 0
     while all(len(p) > depth for p in paths) and len({p[depth] for p in paths}) == 1:
         depth += 1
+    while isinstance(block.get_submodule(".".join(paths[0][:depth])), UNCALLED):
+        depth -= 1
     region = TensorParallelRule(
         module=".".join(paths[0][:depth]), style=REGION, heads=math.gcd(*heads.values()) or 1
     )
@@ -388,12 +394,13 @@ def _follow_sequence(
     joined: set[str] = set()
 
     def meets(tensor: torch.Tensor) -> None:
-        if id(tensor) in own:
-            joined.add(own[id(tensor)])
-        elif tensor.requires_grad:
+        names = {own.get(id(leaf)) for leaf in _trained_leaves(tensor)}
+        if None in names:
             raise TensorParallelError(
-                f"a trained tensor {list(tensor.shape)} from outside meets the divided sequence"
+                f"a trained tensor {list(tensor.shape)} that does not come from the block's own "
+                "parameters meets the divided sequence"
             )
+        joined.update(name for name in names if name)
 
     division = Division(ranks=StandIn(1), where="the block", joined=meets)
     marked = HeadShard(hidden, Layout(division=division, dim=SEQUENCE_DIM))
@@ -404,6 +411,21 @@ def _follow_sequence(
         return "the block does not return a hidden state divided along the sequence"
     odd = sorted(joined.symmetric_difference(sequence_parameters(call.block, rules)))
     return f"{odd[0]} is not used on the divided sequence alone" if odd else ""
+
+
+def _trained_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a gradient of `tensor` would reach."""
+    if tensor.grad_fn is None:
+        return [tensor] if tensor.requires_grad else []
+    leaves, seen, waiting = [], set(), [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            if hasattr(node, "variable"):
+                leaves.append(node.variable)
+            waiting.extend(following for following, _ in node.next_functions if following)
+    return leaves
 
 
 def _run_on_part(

@@ -28,6 +28,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "below_subclasses",
     "current_node",
     "last_sequence_number",
     "one_sequence_per_row",
@@ -36,6 +37,7 @@ __all__ = [
     "storage_key",
     "tree_leaves",
     "tree_map_only",
+    "without_storage",
 ]
 
 DATA_DEPENDENT = (
@@ -100,3 +102,15 @@ def one_sequence_per_row() -> Iterator[None]:
         yield
     finally:
         setattr(masking, name, original)
+
+
+# A tensor with a shape and no data that is not fake: what DTensor is made of.
+def without_storage(cls: type, shape: list[int], like: torch.Tensor) -> Any:
+    """An instance of a Tensor subclass, shaped `shape`, else like `like`."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls, shape, dtype=like.dtype, device=like.device, requires_grad=like.requires_grad
+    )
+
+
+# torch's guide to extending it names this context; only torch._C has it.
+below_subclasses = torch._C.DisableTorchFunctionSubclass

@@ -96,7 +96,8 @@ class OverProcessGroup:
     def reduce_scatter(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
         """Sums and keeps a part; on the wire the rank is the first dimension."""
         part = _sequence_part(tensor, self.degree, where)
-        buffer = tensor.unflatten(SEQUENCE_DIM, (self.degree, part)).movedim(SEQUENCE_DIM, 0)
+        parts = torch.unflatten(tensor, SEQUENCE_DIM, (self.degree, part))
+        buffer = parts.movedim(SEQUENCE_DIM, 0)
         summed = tensor.new_empty(buffer.shape[1:])
         _reduce_scatter(summed, buffer.flatten(0, 1).contiguous(), group=self.group)
         return summed
