@@ -10,7 +10,7 @@ Four sums, each a silent fault when it is left out (losses of step 1 are equal, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,7 @@ def reduce_gradients(
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         dist.all_reduce(flat, op=op, group=group)
         for gradient, part in zip(
-            bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True
+            bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True
         ):
             gradient.copy_(part.view_as(gradient))
 
@@ -86,22 +86,25 @@ class TiedGradients:
             dist.all_reduce(local_gradient(parameter), group=self._groups[tuple(stages)])
 
 
+Chain = tuple[list[int], list[tuple[int, ...]]]
+"""The global ranks of one pipeline, and the sets of its stages that share parameters."""
+
+
 def _groups_of(
-    holders: Iterator[list[int]] | Sequence[list[int]], pp_group: dist.ProcessGroup
+    holders: Iterable[list[int]], pp_group: dist.ProcessGroup
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
     """A group for each set of stages. All ranks of the world take part, in the same order."""
-    chains: list[object] = [None] * dist.get_world_size()
-    own = (dist.get_process_group_ranks(pp_group), sorted({tuple(stages) for stages in holders}))
+    own: Chain = (dist.get_process_group_ranks(pp_group), sorted(map(tuple, holders)))
+    chains: list[Chain] = [own] * dist.get_world_size()
     dist.all_gather_object(chains, own)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     seen: set[tuple[int, ...]] = set()
-    for ranks, wanted in chains:  # type: ignore[misc]
-        for stages in wanted:  # type: ignore[has-type]
-            members = tuple(ranks[stage] for stage in stages)  # type: ignore[has-type]
-            if members in seen:
-                continue
-            seen.add(members)
-            group = dist.new_group(list(members))
-            if dist.get_rank() in members:
-                groups[stages] = group  # type: ignore[has-type]
+    for ranks, wanted in chains:
+        for stages in wanted:
+            members = tuple(ranks[stage] for stage in stages)
+            if members not in seen:
+                seen.add(members)
+                group = dist.new_group(list(members))
+                if dist.get_rank() in members:
+                    groups[stages] = group
     return groups

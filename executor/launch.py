@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import Job, Note
@@ -40,7 +40,7 @@ def start_ranks(
     """
     command = [*worker, str(job.save())]
     # The launcher keeps the store, so no port is chosen before it is bound.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(world_size):

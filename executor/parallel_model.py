@@ -268,18 +268,18 @@ def _accumulate(
     compiled: ParallelModel, module: nn.Module, microbatches: list[Batch]
 ) -> torch.Tensor:
     """One microbatch after the other; their gradients add up to those of the mean loss."""
-    total = torch.zeros(())
+    total = torch.zeros((), dtype=torch.float64, device=compiled.device)
     for index, batch in enumerate(microbatches):
         is_last = index == len(microbatches) - 1
         if isinstance(module, FSDPModule):
             module.set_requires_all_reduce(is_last)
         with _without_sync(module, is_last):
             with compiled.recorded("forward", f"0F{index}"):
-                loss = module(**batch) / len(microbatches)
+                loss = module(**batch)
             with compiled.recorded("backward", f"0B{index}"):
-                loss.backward()
-        total = total.to(loss.device) + loss.detach()
-    return total
+                (loss / len(microbatches)).backward()
+        total += loss.detach()
+    return total / len(microbatches)
 
 
 def _without_sync(module: nn.Module, is_last: bool) -> AbstractContextManager[None]:
@@ -302,21 +302,30 @@ def _pipeline(compiled: ParallelModel) -> Step:
     )
     compiled.pipeline_stage = stage
     rows = schedule_actions(schedule.name, knobs.pp, count)
+    losses: list[torch.Tensor] = []
+
+    def part_of_mean(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        losses.append(loss.detach())
+        return loss / count
+
     runtime = pipeline_runtime(
-        stage,
-        [[str(action) for action in row] for row in rows],
-        count,
-        lambda loss, _: loss / count,
+        stage, [[str(action) for action in row] for row in rows], count, part_of_mean
     )
 
     def run(microbatches: list[Batch]) -> torch.Tensor:
-        losses: list[torch.Tensor] = []
         # The runtime hands each loss a target; ours are in the batch, so it gets a place holder.
         target = torch.empty(count) if stage.is_last else None
         whole = {
             name: torch.cat([batch[name] for batch in microbatches]) for name in microbatches[0]
         }
-        runtime.step(**whole, target=target, losses=losses, return_outputs=False)
-        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
+        runtime.step(
+            **whole,  # type: ignore[arg-type]
+            target=target,
+            return_outputs=False,
+        )
+        # Before its first step the runtime calls the loss once more, to learn shapes.
+        own = losses[-count:] or [torch.zeros((), device=compiled.device)]
+        losses.clear()
+        return torch.stack(own).double().sum() / count
 
     return run

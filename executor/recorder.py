@@ -36,7 +36,7 @@ MOST_SAMPLES = 32
 """Samples kept of one work on one rank: a step runs some kernels hundreds of times."""
 
 
-class StepRecorder(TorchDispatchMode):
+class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Spans and durations of one step. `axis_of_group` names the mesh axis of each group."""
 
     def __init__(
@@ -48,7 +48,7 @@ class StepRecorder(TorchDispatchMode):
         *,
         times_work: bool,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._rank = rank
         self._cuda = device.type == "cuda"
         self._axis_of_group = axis_of_group

@@ -107,7 +107,7 @@ class _Recorder:
         self._finished: list[list[int]] = []
         """For each block that has run: the ids of the tensors it returned."""
         self._made: dict[int, tuple[str, int, torch.Tensor]] = {}
-        """Tensor id to its maker, the maker's gap, and the tensor, held so that its id is its own."""
+        """Tensor id to its maker, the maker's gap, and the tensor (held: ids are used again)."""
         self._nodes: list[tuple[str, int, list[Any]]] = []
         """A call's module, its gap, and the autograd nodes of what it returned."""
 

@@ -44,7 +44,8 @@ def reference_steps(
 ) -> Iterator[tuple[float, dict[str, torch.Tensor]]]:
     """After each step the loss of the global batch and every parameter.
 
-    Raises PlanError when the model's forward draws random numbers.
+    Raises PlanError when the model's forward draws random numbers. In fp64 it is to be called
+    inside a DoubleMode.
     """
     model = build_whole(plan, loaded, precision)
     optimizer = make_optimizer(
@@ -59,15 +60,15 @@ def reference_steps(
         for index in range(count):
             rows = slice(index * size, (index + 1) * size)
             random_state = torch.get_rng_state()
-            loss = call(model, {name: value[rows] for name, value in batch.items()}) / count
+            loss = call(model, {name: value[rows] for name, value in batch.items()})
             if not torch.equal(random_state, torch.get_rng_state()):
                 raise PlanError(
                     f"{loaded.path}: the forward draws random numbers (dropout that is no "
                     "nn.Dropout?), so no two ways of training it are equal; switch it off in the "
                     "model and verify again"
                 )
-            loss.backward()
-            total += loss.item()
+            (loss / count).backward()  # type: ignore[no-untyped-call]
+            total += loss.item() / count
         optimizer.step()
         optimizer.zero_grad()
         yield total, {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -102,7 +102,8 @@ def train(
             on_step(_tell(job.folder, record))
     record.peak_memory_bytes = memory.peak_bytes()
     if WORK in record.ways:
-        record.samples.update(time_sends(compiled, rank))
+        for work, samples in time_sends(compiled, rank).items():
+            record.samples[work] = samples
     return _collect(record, rank)
 
 
@@ -117,7 +118,7 @@ def _recording(
     if way == PLAIN:
         yield
         return
-    groups = {compiled.mesh.group(axis).group_name: axis for axis in compiled.mesh.sizes}
+    groups = {str(compiled.mesh.group(axis).group_name): axis for axis in compiled.mesh.sizes}
     nodes = rank.world_size // rank.local_world_size
     recorder = StepRecorder(
         rank.rank,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from claw_plan.executor.batches import ExampleSource, own_slice
+from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.endings import Progress
 from claw_plan.executor.gather import whole_parameters
 from claw_plan.executor.job import Job
@@ -72,6 +74,13 @@ def result_path(folder: Path, index: int) -> Path:
 
 
 def _compare(
+    plan: Plan, loaded: LoadedModel, precision: str, job: Job, rank: Rank, progress: Progress
+) -> Comparison:
+    with DoubleMode() if precision == DOUBLE else nullcontext():
+        return _compare_inside(plan, loaded, precision, job, rank, progress)
+
+
+def _compare_inside(
     plan: Plan, loaded: LoadedModel, precision: str, job: Job, rank: Rank, progress: Progress
 ) -> Comparison:
     folder = _reference(plan, loaded, precision, job, rank)

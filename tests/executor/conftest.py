@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,29 @@ from typing import Any
 import pytest
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.model_source import load_model
 from claw_plan.planner.plan import Plan, candidate_mapping, save_plan
+from claw_plan.planner.tensor_parallel_search import find_rules
 
-GPT_RULES = [
-    {"modules": "transformer.h[*].attn", "style": "region", "heads": 1},
-    {"modules": "transformer.h[*].attn.c_attn", "style": "colwise", "heads": 4, "parts": 3},
-]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def found_rules(model: Path, blocks: list[str], **naming: str | None) -> list[dict[str, Any]]:
+    """The tensor-parallel rules that the planner finds, as they stand in a plan."""
+    loaded = load_model(model, **naming)
+    module, batch = loaded.build(), loaded.example_batch(2)
+    finding = find_rules(module, blocks, lambda: module(**batch))
+    pattern = blocks[0].rpartition(".")[0] + "[*]"
+    return [
+        {
+            "modules": f"{pattern}.{rule.module}" if rule.module else pattern,
+            "style": rule.style,
+            "heads": rule.heads,
+            "parts": rule.parts,
+            "weight_dims": dict(rule.weight_dims),
+        }
+        for rule in finding.rules
+    ]
 
 
 def write_plan(
@@ -28,6 +46,7 @@ def write_plan(
     seq_len: int | None = None,
     precision: str = "float32",
     build: str | None = None,
+    inputs: str | None = None,
     rules: list[dict[str, Any]] | None = None,
     cuts: list[int] | None = None,
     **knobs: Any,
@@ -43,6 +62,7 @@ def write_plan(
                 "file": str(model),
                 "sha256": hashlib.sha256(model.read_bytes()).hexdigest(),
                 "build": build,
+                "inputs": inputs,
                 "parameters": 1,
             },
             "training": {
@@ -75,11 +95,76 @@ def write_plan(
     return path
 
 
-@pytest.fixture
-def plan_writer(tmp_path: Path) -> Callable[..., Path]:
-    """`write_plan` into this test's folder."""
+TINY_GPT = {
+    "build": "GPT(GPTConfig(vocab_size=61, block_size=16, n_layer=4, n_head=4, n_embd=32))",
+    "inputs": "idx=int64[B,16]<61 targets=int64[B,16]<61",
+}
+"""The example's GPT, tied head and fused q, k, v included, small enough to train in a blink."""
 
-    def write(name: str, model: Path, blocks: list[str], **options: Any) -> Path:
-        return write_plan(tmp_path, name, model, blocks, **options)
+TINY_BLOCKS = [f"transformer.h.{index}" for index in range(4)]
+
+
+@pytest.fixture(scope="session")
+def tiny_plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a plan for the tiny GPT: `tiny_plan(name, dp_shard=2, …)`."""
+    folder = tmp_path_factory.mktemp("tiny-gpt")
+    model = EXAMPLES / "gpt.py"
+    rules = found_rules(model, TINY_BLOCKS, **TINY_GPT)
+
+    def write(name: str, **options: Any) -> Path:
+        options.setdefault("rules", rules)
+        return write_plan(folder, name, model, TINY_BLOCKS, **TINY_GPT, **options)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def config_plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a plan for a small Hugging Face model: `config_plan("gpt2", name, tp=2, …)`."""
+    folder = tmp_path_factory.mktemp("configs")
+    rules: dict[str, list[dict[str, Any]]] = {}
+
+    def write(family: str, name: str, **options: Any) -> Path:
+        model, (prefix, config) = folder / f"{family}.json", CONFIGS[family]
+        blocks = [f"{prefix}.{index}" for index in range(4)]
+        if family not in rules:
+            model.write_text(json.dumps(config))
+            rules[family] = found_rules(model, blocks)
+        options.setdefault("rules", rules[family])
+        return write_plan(folder, f"{family}-{name}", model, blocks, **options)
+
+    return write
+
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": (
+        "model.layers",
+        {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 16,
+        },
+    ),
+    "gpt2": (
+        "transformer.h",
+        {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "vocab_size": 61,
+            "n_embd": 32,
+            "n_layer": 4,
+            "n_head": 4,
+            "n_positions": 16,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+    ),
+}
+"""Container of the blocks and config.json of untouched Hugging Face models; GPT-2's head is tied
+and its dropout modules stand at 0.1."""

@@ -1,0 +1,106 @@
+"""Every composition in `planner.supported` trains like one process; PROOFS are its proofs.
+
+Each composition is tried in several ways (schedules, recompute, sequence parallel, mixed-precision
+wrapping, uneven stages) on the tiny GPT, and those of two and four processes on untouched Hugging
+Face models. All plans of one size are verified in one set of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from claw_plan.executor.verify import VerifyResult, verify_plans
+from claw_plan.planner.supported import COMPOSITIONS
+
+pytestmark = pytest.mark.slow
+
+FULL, GPIPE = {"recompute": "full"}, {"schedule": "GPipe"}
+SP, KEEP = {"sequence_parallel": True}, {"reshard_after_forward": False}
+MIXED, PAIRS = {"precision": "bfloat16"}, {"microbatch_size": 2}
+UNEVEN = {"cuts": [1]}
+
+PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
+    "one": ({}, [{}, FULL | PAIRS, MIXED]),
+    "dp_replicate": ({"dp_replicate": 2}, [{}, FULL | PAIRS, MIXED, {"bucket_bytes": 9000}]),
+    "dp_shard": ({"dp_shard": 2}, [{}, FULL | KEEP, MIXED | PAIRS]),
+    "tp": ({"tp": 2}, [{}, SP, SP | FULL | PAIRS, MIXED]),
+    "pp": ({"pp": 2}, [{}, GPIPE | FULL, UNEVEN | PAIRS, MIXED]),
+    "hsdp": ({"dp_replicate": 2, "dp_shard": 2}, [{}, FULL | MIXED]),
+    "dp_replicate_tp": ({"dp_replicate": 2, "tp": 2}, [{}, SP | MIXED]),
+    "dp_shard_tp": ({"dp_shard": 2, "tp": 2}, [{}, SP | FULL]),
+    "pp_tp": ({"pp": 2, "tp": 2}, [{}, GPIPE | SP | FULL]),
+    "pp_dp_shard": ({"pp": 2, "dp_shard": 2}, [KEEP, GPIPE | FULL, {}]),
+    "pp_dp_replicate": ({"pp": 2, "dp_replicate": 2}, [{}, GPIPE | {"bucket_bytes": 9000}, MIXED]),
+    "hsdp_tp": ({"dp_replicate": 2, "dp_shard": 2, "tp": 2}, [SP]),
+    "pp_dp_shard_tp": ({"pp": 2, "dp_shard": 2, "tp": 2}, [SP, GPIPE]),
+    "pp_dp_replicate_tp": ({"pp": 2, "dp_replicate": 2, "tp": 2}, [SP]),
+    "pp_hsdp": ({"pp": 2, "dp_replicate": 2, "dp_shard": 2}, [{}]),
+}
+"""Name -> (degrees, the ways of running them)."""
+
+CONFIG_PROOFS: dict[str, dict[str, Any]] = {
+    "dp_shard": {"dp_shard": 2},
+    "dp_replicate": {"dp_replicate": 2},
+    "tp": {"tp": 2},
+    "tp_sp": {"tp": 2} | SP,
+    "pp": {"pp": 2},
+    "pp_tp": {"pp": 2, "tp": 2} | SP,
+    "pp_dp_shard": {"pp": 2, "dp_shard": 2} | FULL,
+}
+FAMILIES = ("llama", "gpt2")
+
+
+def _plans(
+    tiny_plan: Callable[..., Path], config_plan: Callable[..., Path]
+) -> Iterator[tuple[str, int, Path]]:
+    """(test, number of processes, plan file) of everything there is to verify."""
+    for name, (degrees, ways) in PROOFS.items():
+        size = 2 ** len(degrees)
+        for index, way in enumerate(ways):
+            yield name, size, tiny_plan(f"{name}-{index}", **degrees, **way)
+    for name, knobs in CONFIG_PROOFS.items():
+        size = knobs.get("pp", 1) * knobs.get("tp", 1) * knobs.get("dp_shard", 1)
+        size *= knobs.get("dp_replicate", 1)
+        for family in FAMILIES:
+            yield f"{family}-{name}", size, config_plan(family, name, **knobs)
+
+
+Verified = dict[str, dict[str, VerifyResult]]
+
+
+@pytest.fixture(scope="module")
+def verified(tiny_plan: Callable[..., Path], config_plan: Callable[..., Path]) -> Verified:
+    """The results of every plan, by test and plan name."""
+    plans = list(_plans(tiny_plan, config_plan))
+    results: Verified = {}
+    for size in (1, 2, 4, 8):
+        chosen = [(name, path) for name, wanted, path in plans if wanted == size]
+        found = verify_plans([path for _, path in chosen], steps=3)
+        for (name, path), result in zip(chosen, found, strict=True):
+            results.setdefault(name, {})[path.stem] = result
+    return results
+
+
+def test_every_supported_composition_has_its_proof_here() -> None:
+    assert {known.proven_by for known in COMPOSITIONS} == {
+        f"tests/executor/test_parity.py::{name}" for name in PROOFS
+    }
+    for known in COMPOSITIONS:
+        degrees, _ = PROOFS[known.proven_by.partition("::")[2]]
+        assert frozenset(degrees) == known.axes
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_trains_like_one_process(name: str, verified: Verified) -> None:
+    wrong = {plan: result for plan, result in verified[name].items() if not result.ok}
+    assert not wrong
+    assert len(verified[name]) == len(PROOFS[name][1])
+
+
+@pytest.mark.parametrize("name", [f"{f}-{proof}" for f in FAMILIES for proof in CONFIG_PROOFS])
+def test_untouched_hugging_face_models_do_too(name: str, verified: Verified) -> None:
+    assert not {plan: result for plan, result in verified[name].items() if not result.ok}
