@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from claw_plan.simulator.task_graph import TaskGraph, TaskGraphBuilder
 
-# Ties (zero delays, equal sizes), caps above and below the links, and links of so few units of
-# 100 bytes/s that flows overdraw them: these are where two engines come apart.
+# Ties (zero delays, equal sizes), caps at, above and below the shares of links, and links of so
+# few units of 100 bytes/s that rounding shows and flows overdraw them: there engines come apart.
 DELAYS_NS = (0, 0, 1, 7, 1000, 49_000)
 WORK_BYTES = (0, 0, 1, 1000, 4096, 10_007, 1 << 20)
-CAPS_BYTES_PER_S = (1e9, 2.5e9, 333_333_300, 1e11, 100, 300)
-CAPACITIES_BYTES_PER_S = (1e9, 3e9, 777_777_700, 300, 100, 500)
+CAPS_BYTES_PER_S = (1e9, 333_333_300, 1e11, 100, 200, 300, 400, 500)
+CAPACITIES_BYTES_PER_S = (1e9, 777_777_700, 100, 300, 500, 700, 1100, 1900)
 
 
 @st.composite

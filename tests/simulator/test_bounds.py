@@ -78,7 +78,7 @@ def test_it_is_exact_where_nothing_is_shared(tasks):
 
 
 @settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -171,14 +171,14 @@ large = settings(
 )
 
 
-@settings(large, max_examples=30)
+@settings(large, max_examples=15)
 @given(data=st.data())
 def test_both_engines_agree_to_the_nanosecond(graphs, data):
     assert_equal(data.draw(graphs))
 
 
 @pytest.mark.slow
-@settings(large, max_examples=400)
+@settings(large, max_examples=100)
 @given(data=st.data())
 def test_both_engines_agree_on_many_graphs(graphs, data):
     assert_equal(data.draw(graphs))
