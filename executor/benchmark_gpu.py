@@ -35,7 +35,8 @@ _SWITCHES = {"a100": "nvswitch3", "h100": "nvswitch4", "h200": "nvswitch4"}
 _SWITCHES |= {"b200": "nvswitch5", "gb200": "nvswitch5", "v100": "nvlink2-mesh"}
 _MAX_NVLINKS = 18
 _INFINIBAND = Path("/sys/class/infiniband")
-_NIC_LATENCY = {"InfiniBand": "16 us", "Ethernet": "16 us"}
+_NIC_LATENCY = "16 us"
+"""Of the catalogue's RDMA links."""
 
 
 def detect_gpu_node() -> Mapping[str, Any] | None:
@@ -143,7 +144,7 @@ def infiniband_ports(folder: Path) -> Mapping[str, Any] | None:
     return {
         "name": f"{fastest[1].lower()}-{fastest[0]}",
         "bandwidth": f"{fastest[0]} Gb/s",
-        "latency": _NIC_LATENCY.get(fastest[1], "16 us"),
+        "latency": _NIC_LATENCY,
         "count": rates.count(fastest),
         "source": f"{_INFINIBAND}; latency assumed",
     }

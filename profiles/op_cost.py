@@ -8,7 +8,8 @@ attention:           flops/RA * (1 + a*4096/(s*b*h)), half the flops where causa
 memory, optimizer:   bytes/(.85 W)
 every kind:          at least its bytes/(.85 W), and the host's time to launch a kernel
 
-R, RA FLOP/s that large kernels sustain; W bytes/s of memory; c depth at which the rate halves; s
+R, RA FLOP/s that large kernels sustain; W bytes/s of memory; c depth at which the rate halves, in
+proportion to R over the 16-bit one (fitted apart, fp8's is 1.6 times bf16's, its R 1.8); s
 query positions, b samples, h heads. Assumes: one kernel per OpWork, operands read once. Not
 modelled: caches, fusion, clocks that fall under load (R is what training runs sustain).
 Source: forms and constants fitted to 426 published training steps and to the GEMM tables of
@@ -61,10 +62,12 @@ def sustained_flops_per_s(device: Device, dtype: str) -> float:
 def gemm_s(device: Device, dtype: str, batch: int, m: int, n: int, k: int) -> float:
     """Seconds of `batch` products (m, k) x (k, n)."""
     flops = 2.0 * batch * m * n * k
-    ramp = 1.0 + device.gemm_ramp / k
+    rate = sustained_flops_per_s(device, dtype)
+    # What a tile waits before and after its k steps is a time: at a slower rate, fewer steps.
+    ramp = 1.0 + device.gemm_ramp * (rate / _half_rate(device, "bfloat16")) / k
     if device.processors:
         flops *= _wave(device.processors, batch, m, n)
-    return flops * ramp / sustained_flops_per_s(device, dtype)
+    return flops * ramp / rate
 
 
 def _wave(processors: int, batch: int, m: int, n: int) -> float:

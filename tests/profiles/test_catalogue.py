@@ -91,7 +91,7 @@ def test_figures_that_everybody_knows() -> None:
 
 def test_links_side_by_side_add_up() -> None:
     link = catalogue.link("nvlink3 x4")
-    assert (link.name, link.bytes_per_s, link.latency_ns) == ("nvlink3 x4", 100e9, 3000)
+    assert (link.name, link.bytes_per_s, link.latency_ns) == ("nvlink3 x4", 100e9, 5250)
 
 
 def test_a_dtype_nobody_measured_sustains_three_quarters() -> None:
