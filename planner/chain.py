@@ -17,9 +17,11 @@ import torch.nn as nn
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
-KEPT_FIRST = 3
-"""Blocks of one structure that are traced from the start of a model, beside its last: the first
-may meet other inputs than the rest, and two in the middle show that the middle ones cost alike."""
+FOLDS = (2, 3, None)
+"""How many blocks of a structure are traced from the start of a model, beside its last, tried in
+this order; None for all. The first may meet other inputs than the rest. The second and the next
+one traced must cost alike, to show that those between cost so too: with 2 that one is the last,
+and with 3, for models whose last block is unlike, it is the third."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +120,10 @@ def _attributes(block: nn.Module) -> dict[tuple[str, str], Any]:
 
 @dataclass
 class Fold:
-    """Which blocks of a container are traced; `stands_for[i]` is the kept block like block i."""
+    """Which blocks of a container are traced.
+
+    `stands_for[i]` is the traced block like block i; the pairs of `alike` must cost the same.
+    """
 
     container: Container
     kept: list[int] = field(default_factory=list)
@@ -126,21 +131,22 @@ class Fold:
     alike: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, container: Container, *, keep_all: bool = False) -> Fold:
-        """Keeps the first blocks of every structure and its last; `alike` must cost the same."""
+    def of(cls, container: Container, first: int | None) -> Fold:
+        """Keeps the `first` blocks of every structure and its last (None: all of them)."""
         places: dict[Any, list[int]] = {}
         for index, structure in enumerate(structures(container)):
             places.setdefault(structure, []).append(index)
         count = len(container.children)
         fold = cls(container, stands_for=list(range(count)))
         for same in places.values():
-            if keep_all or len(same) <= KEPT_FIRST + 1:
+            if first is None or len(same) <= first + 1:
                 fold.kept += same
                 continue
-            fold.kept += [*same[:KEPT_FIRST], same[-1]]
-            fold.alike.append((same[KEPT_FIRST - 2], same[KEPT_FIRST - 1]))
-            for index in same[KEPT_FIRST:-1]:
-                fold.stands_for[index] = same[KEPT_FIRST - 1]
+            kept = [*same[:first], same[-1]]
+            fold.kept += kept
+            fold.alike.append((kept[1], kept[2]))
+            for index in same[first:-1]:
+                fold.stands_for[index] = kept[1]
         fold.kept.sort()
         return fold
 

@@ -49,10 +49,13 @@ class Subject:
         *,
         seq_len: int | None,
         dtype: torch.dtype,
-        fold: bool = True,
+        fold: int | None = None,
         real: bool = False,
     ) -> Subject:
-        """Builds the model, finds its chain and takes out the blocks that others stand for."""
+        """Builds the model, finds its chain and takes out the blocks that others stand for.
+
+        `fold` is one of `chain.FOLDS`.
+        """
         fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
         with fake or nullcontext():
             module = model.build()
@@ -62,9 +65,9 @@ class Subject:
         subject.folds = subject._find_chain(fold)
         return subject
 
-    def _find_chain(self, fold: bool) -> list[Fold]:
+    def _find_chain(self, fold: int | None) -> list[Fold]:
         candidates = {id(found.module): found for found in containers(self.module)}
-        folds = {key: Fold.of(found, keep_all=not fold) for key, found in candidates.items()}
+        folds = {key: Fold.of(found, fold) for key, found in candidates.items()}
         for each in folds.values():
             each.apply()
         try:
@@ -78,7 +81,7 @@ class Subject:
         if any(each.alike for key, each in folds.items() if key not in chosen):
             for each in folds.values():
                 each.undo()
-            return self._find_chain(fold=False)
+            return self._find_chain(None)
         return [folds[id(found.module)] for found in chain]
 
     def _calls(self) -> list[int]:

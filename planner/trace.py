@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 import torch.nn as nn
 
+from claw_plan.planner.chain import FOLDS
 from claw_plan.planner.errors import TraceError
 from claw_plan.planner.fit import Fit, ProgramChanges
 from claw_plan.planner.graph import PLAIN, ModelGraph, Parameter, Unit, UnitCost
@@ -55,15 +56,14 @@ def trace(
     tell = progress or (lambda text: None)
     tell(f"building {model.name}")
     try:
-        subject = Subject.prepare(model, seq_len=seq_len, dtype=DTYPES[dtype], fold=fold)
-        graph = _graph_of(subject, tell)
-        if graph is None:  # like blocks do not cost alike: the forward tells them apart
-            subject = Subject.prepare(model, seq_len=seq_len, dtype=DTYPES[dtype], fold=False)
+        for first in FOLDS if fold else FOLDS[-1:]:
+            subject = Subject.prepare(model, seq_len=seq_len, dtype=DTYPES[dtype], fold=first)
             graph = _graph_of(subject, tell)
+            if graph is not None:
+                return graph
     except TraceError as error:
         return _traced_on_real_tensors(model, seq_len, tell, error)
-    assert graph is not None
-    return graph
+    raise AssertionError("without a fold no block stands for another")
 
 
 def _traced_on_real_tensors(
@@ -74,7 +74,7 @@ def _traced_on_real_tensors(
         raise cause
     _check_size(model, cause)
     tell(f"running {model.name} on real tensors")
-    subject = Subject.prepare(model, seq_len=seq_len, dtype=torch.float32, fold=False, real=True)
+    subject = Subject.prepare(model, seq_len=seq_len, dtype=torch.float32, real=True)
     graph = _graph_of(subject, tell)
     assert graph is not None
     sentence = (
