@@ -24,31 +24,22 @@ import torch.nn as nn
 
 from claw_plan.planner.errors import PiecesNeeded, TensorParallelError
 from claw_plan.planner.graph import TensorParallelRule
-from claw_plan.planner.head_shard import Division, HeadShard, Layout
+from claw_plan.planner.head_shard import HeadShard
 from claw_plan.planner.linear_modules import LinearCall, linear_calls, shared_parameters
+from claw_plan.planner.sequence_parallel_search import (
+    TRIAL_ERRORS,
+    first_line,
+    leaves,
+    why_no_sequence,
+)
 from claw_plan.planner.tensor_parallel import (
     COLUMN,
     REGION,
     ROW,
     TensorParallelModel,
     apply_to_block,
-    hidden_argument,
-    input_width,
-    regions_of,
-    sequence_parameters,
 )
-from claw_plan.planner.tp_autograd import SEQUENCE_DIM, StandIn
-
-TRIAL_ERRORS = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-)
-"""What a model's own code may raise when it is run with divided tensors."""
+from claw_plan.planner.tp_autograd import StandIn
 
 UNCALLED = (nn.ModuleList, nn.ModuleDict)
 """Modules that hold others and have no forward."""
@@ -107,7 +98,6 @@ def find_rules(
     shared = shared_parameters(model)
     rules: list[TensorParallelRule] = []
     refused: dict[str, str] = {}
-    no_sequence: list[str] = []
     for index, names in enumerate(structures):
         call = calls.get(names[0])
         if call is None:
@@ -115,19 +105,20 @@ def find_rules(
             continue
         found, left_out = _find_in_block(call, shared)
         refused.update({f"{names[0]}.{row}": why for row, why in left_out.items()})
-        if found:
-            no_sequence.append(_why_no_sequence(call, found))
         only = () if len(structures) == 1 else (index,)
         rules.extend(replace(rule, structures=only) for rule in found)
     divides = math.gcd(*(rule.heads for rule in rules if rule.style != REGION)) if rules else 1
-    return TensorParallelFinding(
+    finding = TensorParallelFinding(
         rules=tuple(rules) if divides > 1 else (),
         structures=tuple(tuple(names) for names in structures),
         reason=_reason(rules, divides, refused),
-        no_sequence_parallel=next(filter(None, no_sequence), ""),
         tp_divides=divides,
         refused=refused,
     )
+    if not finding.rules:
+        return finding
+    why_not = why_no_sequence(model, blocks, finding.by_block(), forward)
+    return replace(finding, no_sequence_parallel=why_not)
 
 
 def _reason(rules: Sequence[TensorParallelRule], divides: int, refused: dict[str, str]) -> str:
@@ -249,7 +240,7 @@ def _find_in_block(
         try:
             rules.extend(_tried(call, columns, row))
         except TRIAL_ERRORS as error:
-            refused[row.name] = str(error).splitlines()[0] if str(error) else repr(error)
+            refused[row.name] = first_line(error)
         else:
             taken |= {row.name, *row.fed_by}
     return rules, refused
@@ -275,12 +266,10 @@ def _tried(
         sizes = ", ".join(f"{name} {size}" for name, size in heads.items())
         raise TensorParallelError(f"no degree above 1 divides all its heads or columns ({sizes})")
     rules = _region_rules(call.block, columns, row, parts, heads)
-    _trial(call, rules, degree=_smallest_factor(together))
+    _trial(
+        call, rules, degree=next(ways for ways in range(2, together + 1) if together % ways == 0)
+    )
     return rules
-
-
-def _smallest_factor(number: int) -> int:
-    return next((d for d in range(2, math.isqrt(number) + 1) if number % d == 0), number)
 
 
 def _region_rules(
@@ -327,12 +316,11 @@ def _applied(
     call: BlockCall,
     rules: Sequence[TensorParallelRule],
     degree: int,
-    noted: Callable[[frozenset[str], int], None] | None = None,
-    sequence_parallel: bool = False,
+    noted: Callable[[frozenset[str], int], None],
 ) -> Iterator[None]:
     division = TensorParallelModel(ranks=StandIn(degree))
     try:
-        apply_to_block(call.block, "", rules, division, sequence_parallel, noted)
+        apply_to_block(call.block, "", rules, division, noted=noted)
         yield
     finally:
         division.remove()
@@ -348,96 +336,6 @@ def _trial(call: BlockCall, rules: Sequence[TensorParallelRule], degree: int) ->
 
     with _applied(call, rules, degree, noted), torch.enable_grad():
         output = call.run()
-    if any(isinstance(leaf, HeadShard) for leaf in _leaves(output)):
+    if any(isinstance(leaf, HeadShard) for leaf in leaves(output)):
         raise TensorParallelError("its block returns a divided tensor")
     return heads
-
-
-def _leaves(value: Any) -> list[Any]:
-    """The values inside nested lists, tuples and dicts."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
-
-
-# Sequence parallelism.
-
-
-def _why_no_sequence(call: BlockCall, rules: Sequence[TensorParallelRule]) -> str:
-    """'' if the block also runs with its hidden state divided along the sequence."""
-    regions = regions_of(rules)
-    if any(not members.region for members in regions):
-        return "column and row linears stand in the block itself, beside its norms"
-    first = regions[0].columns[0]
-    width = input_width(call.block.get_submodule(first.module), first)
-    key = hidden_argument(call.args, call.kwargs, width)
-    if key is None:
-        return f"no argument of the block is a hidden state [batch, sequence, {width}]"
-    hidden = call.args[key] if isinstance(key, int) else call.kwargs[key]
-    try:
-        with torch.enable_grad():
-            return _follow_sequence(call, rules, hidden) or _run_on_part(call, rules, hidden)
-    except TRIAL_ERRORS as error:
-        return str(error).splitlines()[0] if str(error) else repr(error)
-
-
-def _follow_sequence(
-    call: BlockCall, rules: Sequence[TensorParallelRule], hidden: torch.Tensor
-) -> str:
-    """Runs the block with the sequence marked as divided: what mixes its positions is refused.
-
-    The degree is 1, so that any length will do: what a mark allows does not depend on it.
-    """
-    own = {id(parameter): name for name, parameter in call.block.named_parameters()}
-    joined: set[str] = set()
-
-    def meets(tensor: torch.Tensor) -> None:
-        names = {own.get(id(leaf)) for leaf in _trained_leaves(tensor)}
-        if None in names:
-            raise TensorParallelError(
-                f"a trained tensor {list(tensor.shape)} that does not come from the block's own "
-                "parameters meets the divided sequence"
-            )
-        joined.update(name for name in names if name)
-
-    division = Division(ranks=StandIn(1), where="the block", joined=meets)
-    marked = HeadShard(hidden, Layout(division=division, dim=SEQUENCE_DIM))
-    with _applied(call, rules, 1, sequence_parallel=True):
-        output = call.run(lambda value: marked if value is hidden else value)
-    shards = [leaf for leaf in _leaves(output) if isinstance(leaf, HeadShard)]
-    if [shard.shape for shard in shards] != [hidden.shape] or shards[0].divided.dim != 1:
-        return "the block does not return a hidden state divided along the sequence"
-    odd = sorted(joined.symmetric_difference(sequence_parameters(call.block, rules)))
-    return f"{odd[0]} is not used on the divided sequence alone" if odd else ""
-
-
-def _trained_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a gradient of `tensor` would reach."""
-    if tensor.grad_fn is None:
-        return [tensor] if tensor.requires_grad else []
-    leaves, seen, waiting = [], set(), [tensor.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            if hasattr(node, "variable"):
-                leaves.append(node.variable)
-            waiting.extend(following for following, _ in node.next_functions if following)
-    return leaves
-
-
-def _run_on_part(
-    call: BlockCall, rules: Sequence[TensorParallelRule], hidden: torch.Tensor
-) -> str:
-    """Runs the block as it will run: on a plain tensor that holds a part of the sequence."""
-    degree = _smallest_factor(math.gcd(*(r.heads for r in rules if r.style != REGION)))
-    length, rest = divmod(int(hidden.shape[SEQUENCE_DIM]), degree)
-    if degree == 1 or rest:
-        return ""
-    part = hidden.narrow(SEQUENCE_DIM, 0, length)
-    with _applied(call, rules, degree, sequence_parallel=True):
-        output = call.run(lambda value: part if value is hidden else value)
-    shapes = [leaf.shape for leaf in _leaves(output) if isinstance(leaf, torch.Tensor)]
-    return "" if part.shape in shapes else "the block does not return its part of the sequence"
