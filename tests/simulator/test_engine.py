@@ -184,7 +184,7 @@ def test_both_engines_agree_on_many_graphs(graphs, data):
     assert_equal(data.draw(graphs))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_streams_are_fifo_and_needs_come_first(small_graphs, data):
     graph = data.draw(small_graphs)
