@@ -22,8 +22,9 @@ SCALE_PRIOR_SPREAD = 0.3
 """Kernels in a row take between .75 and 1.3 of the sum of their single times, as a rule: fitted by
 eye from steps of a 10M-parameter GPT on two cores (measured 168-230 ms for the same work)."""
 
-OVERHEAD_PRIOR_SHARE = 0.1
-"""A step's fixed part is below a tenth of it, as a rule."""
+OVERHEAD_PRIOR_SHARE = 0.03
+"""A step's fixed part is a few milliseconds in a hundred, as a rule: one run alone shall not turn
+what slowed its kernels into a fixed time."""
 
 STEP_NOISE = 0.03
 """Medians of equal runs differ by so much (two cores, gloo)."""
