@@ -144,7 +144,9 @@ class Bounds:
         per_node = self.problem.devices_per_node
         costs = []
         for stage, (_, stop) in enumerate(cuts[:-1]):
-            size = graph.cost(stop, variant).input_bytes.at(candidate.microbatch_size)
+            size = graph.cost(stop, variant).input_bytes.at(
+                candidate.microbatch_size, candidate.tp
+            )
             nodes = 1 + crosses_node(candidate, stage, per_node)
             costs.append(floor_ns(self.problem.collective("send", size, 2, nodes)))
         return min(costs)

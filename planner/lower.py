@@ -148,7 +148,7 @@ class Lowering:
             return
         boundary = stage.stop if action.kind == "F" else stage.start
         size = self._problem.graph.cost(boundary, self._variant).input_bytes.at(
-            self._candidate.microbatch_size
+            self._candidate.microbatch_size, self._candidate.tp
         )
         earlier = min(stage.index, peer)
         nodes = 1 + crosses_node(self._candidate, earlier, self._problem.devices_per_node)

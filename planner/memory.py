@@ -67,6 +67,7 @@ class _Stage:
     backward_peak: list[int]
     groups: list[GroupSize]
     root: GroupSize
+    root_head: int
     root_tail: int
     flight: int
     microbatches: int
@@ -145,6 +146,7 @@ class MemoryModel:
             backward_peak=[cost.backward_peak_bytes.at(batch, tp) for cost in costs],
             groups=[groups.get(unit, GroupSize()) for unit in units],
             root=groups[ROOT],
+            root_head=self.shards.unit_whole(0, tp) if start == 0 else 0,
             root_tail=self.shards.unit_whole(last, tp) if stop == last + 1 else 0,
             flight=flight,
             microbatches=microbatches,
@@ -191,68 +193,94 @@ def _whole_moments(sizes: _Stage, static: Parts) -> Iterator[Parts]:
         peak = held + sizes.inputs[index] + sizes.forward_peak[index]
         yield _moment(static, gradients=accumulated, activations=peak)
         held += hold
-    made = STORED_BYTES * sizes.root_tail
+    # The epilogue is at its largest in the loss, before its parameters' gradients are made.
+    made, tail = 0, STORED_BYTES * sizes.root_tail
     for index in reversed(range(len(groups))):
         made += STORED_BYTES * groups[index].trainable_whole
         gradients = max(accumulated, min(made, everything))
         peak = held + sizes.remade[index] + sizes.backward_peak[index]
         yield _moment(static, gradients=gradients, activations=peak)
         held -= sizes.holds[index]
+        made, tail = made + tail, 0
     yield _moment(static, gradients=everything, workspace=_step_bytes(sizes))
 
 
 def _sharded_moments(sizes: _Stage, static: Parts) -> Iterator[Parts]:
     """fully_shard: as the module's docstring lists."""
-    compute, groups, root = sizes.compute, sizes.groups, sizes.root
-    keeps = sizes.gathered_after_forward
-    block_whole = compute * sum(group.whole for group in groups)
+    groups, root = sizes.groups, sizes.root
     shards = STORED_BYTES * sum(group.trainable_shard for group in groups)
     all_shards = shards + STORED_BYTES * root.trainable_shard
-    # Under a pipeline gradients stay whole, in fp32, until the last microbatch is reduced.
-    whole_gradients = STORED_BYTES * (
-        sum(group.trainable_whole for group in groups) + root.trainable_whole
-    )
-    accumulates = sizes.accumulates_whole and sizes.microbatches > 1
-    before = whole_gradients if accumulates else (all_shards if sizes.microbatches > 1 else 0)
-    gathered_root = compute * root.whole
-    held, kept = _earlier(sizes), 0
-    for index, group in enumerate(groups):
-        following = groups[index + 1].whole if index + 1 < len(groups) else 0
-        gathered = gathered_root + kept + compute * (group.whole + following)
-        peak = held + sizes.inputs[index] + sizes.forward_peak[index]
-        yield _moment(static, gradients=before, gathered=gathered, activations=peak)
-        held += sizes.holds[index]
-        kept += compute * group.whole if keeps else 0
-    tail = compute * sizes.root_tail
-    made, previous = 0, 0
-    for index in reversed(range(len(groups))):
-        group = groups[index]
-        own = compute * group.trainable_whole
-        reduced = STORED_BYTES * group.trainable_whole
-        coming = groups[index - 1].whole if index else 0
-        sharded = max(before, STORED_BYTES * made)
-        gathered = gathered_root + (block_whole if keeps else compute * (group.whole + coming))
-        peak = held + sizes.remade[index] + sizes.backward_peak[index]
-        yield _moment(
-            static, gradients=sharded + tail + own, gathered=gathered + previous, activations=peak
-        )
-        left = gathered_root + (block_whole if keeps else compute * coming)
-        held -= sizes.holds[index]
-        yield _moment(
-            static,
-            gradients=sharded + tail + own + STORED_BYTES * group.trainable_shard,
-            gathered=left + reduced,
-            activations=held,
-        )
-        made += group.trainable_shard
-        previous = reduced
+    before = 0
+    if sizes.microbatches > 1:
+        # Under a pipeline gradients stay whole, in fp32, until the last microbatch is reduced.
+        whole = sum(group.trainable_whole for group in groups) + root.trainable_whole
+        before = STORED_BYTES * whole if sizes.accumulates_whole else all_shards
+    yield from _sharded_forward(sizes, static, before)
+    yield from _sharded_backward(sizes, static, before)
+    # The root's gradients are copied into the reduction's buffer; then its result is made, while
+    # autograd still holds the gradient that it made last, the prologue's.
+    buffer = STORED_BYTES * root.trainable_whole
     yield _moment(
         static,
-        gradients=max(before, shards) + compute * root.trainable_whole,
-        gathered=STORED_BYTES * (root.trainable_whole + root.trainable_shard),
+        gradients=max(before, shards) + sizes.compute * root.trainable_whole,
+        gathered=buffer,
+        activations=_earlier(sizes),
+    )
+    yield _moment(
+        static,
+        gradients=max(before, all_shards) + sizes.compute * sizes.root_head,
+        gathered=buffer,
         activations=_earlier(sizes),
     )
     yield _moment(static, gradients=all_shards, workspace=_step_bytes(sizes))
+
+
+def _sharded_forward(sizes: _Stage, static: Parts, gradients: int) -> Iterator[Parts]:
+    """Each unit gathered while it runs, the next one's buffer beside it."""
+    compute, groups = sizes.compute, sizes.groups
+    held, kept = _earlier(sizes), compute * sizes.root.whole
+    for index, group in enumerate(groups):
+        following = groups[index + 1].whole if index + 1 < len(groups) else 0
+        yield _moment(
+            static,
+            gradients=gradients,
+            gathered=kept + compute * (group.whole + following),
+            activations=held + sizes.inputs[index] + sizes.forward_peak[index],
+        )
+        held += sizes.holds[index]
+        kept += compute * group.whole if sizes.gathered_after_forward else 0
+
+
+def _sharded_backward(sizes: _Stage, static: Parts, before: int) -> Iterator[Parts]:
+    """Of each unit the moment in its kernels, and the one in which it is reduced."""
+    compute, groups, keeps = sizes.compute, sizes.groups, sizes.gathered_after_forward
+    root = compute * sizes.root.whole
+    everything = root + compute * sum(group.whole for group in groups)
+    held = _earlier(sizes) + sum(sizes.holds)
+    # The epilogue is at its largest in the loss, before its parameters' gradients are made.
+    tail, made, previous = 0, 0, 0
+    for index in reversed(range(len(groups))):
+        group = groups[index]
+        own = compute * group.trainable_whole
+        buffer = STORED_BYTES * group.trainable_whole
+        coming = compute * groups[index - 1].whole if index else 0
+        sharded = max(before, STORED_BYTES * made)
+        yield _moment(
+            static,
+            gradients=sharded + tail + own,
+            gathered=previous + (everything if keeps else root + compute * group.whole + coming),
+            activations=held + sizes.remade[index] + sizes.backward_peak[index],
+        )
+        tail = compute * sizes.root_tail
+        held -= sizes.holds[index]
+        yield _moment(
+            static,
+            gradients=sharded + tail + max(own, STORED_BYTES * group.trainable_shard),
+            gathered=buffer + (everything if keeps else root + coming),
+            activations=held,
+        )
+        made += group.trainable_shard
+        previous = buffer
 
 
 def _step_bytes(sizes: _Stage) -> int:

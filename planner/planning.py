@@ -147,7 +147,13 @@ def _problem(
     profile: Profile | None,
     progress: Progress | None,
 ) -> Problem:
-    graph = trace(model, seq_len=training.seq_len, dtype=training.precision, progress=progress)
+    say = progress or (lambda what, done: None)
+    graph = trace(
+        model,
+        seq_len=training.seq_len,
+        dtype=training.precision,
+        progress=lambda what: say(what, 0.1),
+    )
     return Problem(
         graph=graph,
         cluster=cluster,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ TIMES = st.lists(st.integers(1, 20), min_size=3, max_size=9)
 def all_cuts(times, num_stages, starts):
     for chosen in combinations(starts, num_stages - 1):
         edges = [0, *chosen, len(times)]
-        yield tuple(zip(edges, edges[1:], strict=False))
+        yield tuple(pairwise(edges))
 
 
 def slowest(times, cut):
