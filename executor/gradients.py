@@ -5,7 +5,7 @@ Four sums, each a silent fault when it is left out (losses of step 1 are equal, 
 - *data parallel*, where neither DDP nor FSDP does it: a mean over dp_replicate, in buckets;
 - *sequence parallel*: norms and row biases saw one slice of the sequence; a sum over tp;
 - *tied*: a parameter held by several stages; a sum over these stages;
-- microbatches: their mean, by scaling each loss (`parallel_model`).
+- microbatches: their mean, by scaling each loss before its backward.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
+
+
+def share_of_mean(loss: torch.Tensor, num_microbatches: int) -> torch.Tensor:
+    """What a microbatch's loss adds to the mean over all of them."""
+    return loss / num_microbatches
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

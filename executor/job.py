@@ -1,10 +1,18 @@
-"""What a launcher hands to its ranks, and the note a failing rank leaves; both as JSON files."""
+"""What a launcher hands to its ranks, and the note a failing rank leaves; both as JSON files.
+
+When one rank fails all end, and the notes say which was first and why.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,3 +93,28 @@ class Note:
         """The rank's note; None when it left none."""
         path = cls.path(folder, rank)
         return cls(**json.loads(path.read_text())) if path.is_file() else None
+
+
+@dataclass
+class Progress:
+    """The step that runs, counted from 1; 0 before the first."""
+
+    step: int = 0
+
+
+@contextmanager
+def end_together(folder: Path, rank: int) -> Iterator[Progress]:
+    """Runs a rank's work; on any failure leaves a note and ends this process at once.
+
+    An ordinary exit would wait for collectives that will never end; the other ranks notice the
+    closed connections and end likewise.
+    """
+    progress = Progress()
+    try:
+        yield progress
+    except BaseException as error:
+        Note.of(error, rank, progress.step).write(folder)
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

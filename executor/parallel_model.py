@@ -24,20 +24,18 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from claw_plan.executor.gradients import TiedGradients, reduce_gradients
+from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_of_mean
 from claw_plan.executor.mesh import Mesh, make_mesh
 from claw_plan.executor.optimizer import make_optimizer
-from claw_plan.executor.recorded_stage import RecordedStage
+from claw_plan.executor.pipeline import RecordedStage, make_pipeline
 from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.recording import record
 from claw_plan.executor.stages import LossOf, Stage
 from claw_plan.executor.tensor_parallel import divide_weights
-from claw_plan.executor.torch_private import pipeline_runtime
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_stages import stage_spans
-from claw_plan.planner.schedules import schedule_actions
 from claw_plan.planner.tensor_parallel import TensorParallelModel
 from claw_plan.profiles.units import MIB
 from claw_plan.profiles.work import OpWork
@@ -173,7 +171,10 @@ def compile_plan(
     )
     if knobs.pp > 1:
         compiled.tied = TiedGradients(parameters, mesh.group("pp"))
-        compiled.schedule = _pipeline(compiled)
+        compiled.pipeline_stage = RecordedStage(
+            stage, mesh.index("pp"), knobs.pp, device, mesh.group("pp"), compiled.recorded
+        )
+        compiled.schedule = make_pipeline(compiled.pipeline_stage, plan.schedule, device)
     else:
         compiled.schedule = partial(_accumulate, compiled, _replicate(compiled, shards))
     return compiled
@@ -277,7 +278,7 @@ def _accumulate(
             with compiled.recorded("forward", f"0F{index}"):
                 loss = module(**batch)
             with compiled.recorded("backward", f"0B{index}"):
-                (loss / len(microbatches)).backward()
+                share_of_mean(loss, len(microbatches)).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     return total / len(microbatches)
 
@@ -286,46 +287,3 @@ def _without_sync(module: nn.Module, is_last: bool) -> AbstractContextManager[No
     if is_last or not isinstance(module, DistributedDataParallel):
         return nullcontext()
     return module.no_sync()
-
-
-def _pipeline(compiled: ParallelModel) -> Step:
-    """PyTorch's pipeline runtime over the plan's actions."""
-    schedule, mesh, knobs = compiled.plan.schedule, compiled.mesh, compiled.knobs
-    count = schedule.num_microbatches
-    stage = RecordedStage(
-        compiled.stage,
-        mesh.index("pp"),
-        knobs.pp,
-        compiled.device,
-        group=mesh.group("pp"),
-        recorded=compiled.recorded,
-    )
-    compiled.pipeline_stage = stage
-    rows = schedule_actions(schedule.name, knobs.pp, count)
-    losses: list[torch.Tensor] = []
-
-    def part_of_mean(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        losses.append(loss.detach())
-        return loss / count
-
-    runtime = pipeline_runtime(
-        stage, [[str(action) for action in row] for row in rows], count, part_of_mean
-    )
-
-    def run(microbatches: list[Batch]) -> torch.Tensor:
-        # The runtime hands each loss a target; ours are in the batch, so it gets a place holder.
-        target = torch.empty(count) if stage.is_last else None
-        whole = {
-            name: torch.cat([batch[name] for batch in microbatches]) for name in microbatches[0]
-        }
-        runtime.step(
-            **whole,  # type: ignore[arg-type]
-            target=target,
-            return_outputs=False,
-        )
-        # Before its first step the runtime calls the loss once more, to learn shapes.
-        own = losses[-count:] or [torch.zeros((), device=compiled.device)]
-        losses.clear()
-        return torch.stack(own).double().sum() / count
-
-    return run

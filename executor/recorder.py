@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from claw_plan.executor.op_keys import collective_of, op_works
+from claw_plan.executor.torch_private import TorchDispatchMode
 from claw_plan.profiles.work import CollectiveWork, OpWork
 from claw_plan.simulator.timeline import Span
 

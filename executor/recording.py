@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.utils import _pytree as pytree
 
-from claw_plan.executor.torch_private import fake_mode
+from claw_plan.executor.torch_private import fake_mode, tree_leaves, tree_map, tree_map_only
 from claw_plan.planner.errors import PlanError
 
 Run = Callable[[nn.Module], torch.Tensor]
@@ -63,8 +62,8 @@ class Recording:
             value.contiguous()
             for name in names
             for value, recorded in zip(
-                pytree.tree_leaves(values[name]),
-                pytree.tree_leaves(self.outputs[name]),
+                tree_leaves(values[name]),
+                tree_leaves(self.outputs[name]),
                 strict=True,
             )
             if _crosses(recorded)
@@ -77,7 +76,7 @@ class Recording:
         def place(recorded: object) -> torch.Tensor | None:
             return next(stream) if _crosses(recorded) else None
 
-        return {name: pytree.tree_map(place, self.outputs[name]) for name in names}
+        return {name: tree_map(place, self.outputs[name]) for name in names}
 
 
 def record(model: nn.Module, blocks: Sequence[str], run: Run) -> Recording:
@@ -173,7 +172,7 @@ class _Recorder:
         for tensor in tensors:
             self._made.setdefault(id(tensor), (name, gap, tensor))
         self._nodes.append((name, gap, [tensor.grad_fn for tensor in tensors]))
-        self.recording.outputs[name] = pytree.tree_map_only(torch.Tensor, _shape_of, output)
+        self.recording.outputs[name] = tree_map_only(torch.Tensor, _shape_of, output)
         if name in self._names:
             self._finished.append([id(tensor) for tensor in tensors])
         elif next(module.parameters(recurse=False), None) is not None and not any(
@@ -202,7 +201,7 @@ class _Recorder:
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _crosses(recorded: object) -> bool:

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from claw_plan.executor.endings import end_together
 from claw_plan.executor.errors import ExecutionError
-from claw_plan.executor.job import TRAIN, Job
+from claw_plan.executor.job import TRAIN, Job, end_together
 from claw_plan.executor.launch import start_ranks
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.ranks import Rank, join, take_core
@@ -89,7 +88,7 @@ def _run_joined(
     dist.broadcast_object_list(folders)
     folder = Path(str(folders[0]))
     job = _job(folder, steps, data)
-    with end_together(job.folder, rank) as progress:
+    with end_together(job.folder, rank.rank) as progress:
         records = train(job, rank, progress, on_step)
         result = write_run(folder, records, rank) if rank.rank == 0 else None
         dist.barrier()

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.utils import _pytree as pytree
 
 from claw_plan.executor.recording import Recording
+from claw_plan.executor.torch_private import tree_leaves, tree_map_only
 
 LossOf = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 """Calls the model on a batch and answers with the loss."""
@@ -45,7 +45,7 @@ class _Absent(nn.Module):
         # One element seen at every index costs nothing; but what is no block may be changed in
         # place by the model (dropout after an embedding), which such a view does not allow.
         make = _zero_view if self._is_block else _zeros
-        return pytree.tree_map_only(torch.Tensor, partial(make, device=device), self._recorded)
+        return tree_map_only(torch.Tensor, partial(make, device=device), self._recorded)
 
 
 class _Leave(nn.Module):
@@ -114,7 +114,7 @@ class Stage(nn.Module):
 
 
 def _device_of(tree: Any) -> torch.device:
-    for leaf in pytree.tree_leaves(tree):
+    for leaf in tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
             return leaf.device
     return torch.device("cpu")

@@ -12,6 +12,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+__all__ = [
+    "TorchDispatchMode",
+    "fake_mode",
+    "pipeline_runtime",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+]
 
 
 def fake_mode() -> FakeTensorMode:

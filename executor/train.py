@@ -18,15 +18,14 @@ import torch
 import torch.distributed as dist
 
 from claw_plan.executor.batches import TextSource, check_vocabulary, make_source, own_slice
-from claw_plan.executor.endings import Progress
 from claw_plan.executor.gradients import local
 from claw_plan.executor.host_memory import MemoryMeter
-from claw_plan.executor.job import Job
+from claw_plan.executor.job import Job, Progress
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
+from claw_plan.executor.pipeline import time_sends
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.recorder import StepRecorder
-from claw_plan.executor.sends import time_sends
 from claw_plan.planner.lower_data import OPTIMIZER_BYTES
 from claw_plan.profiles.units import ms_from_ns
 from claw_plan.profiles.work import CollectiveWork, OpWork
@@ -101,8 +100,9 @@ def train(
         if rank.rank == 0:
             on_step(_tell(job.folder, record))
     record.peak_memory_bytes = memory.peak_bytes()
-    if WORK in record.ways:
-        for work, samples in time_sends(compiled, rank).items():
+    if WORK in record.ways and compiled.pipeline_stage is not None:
+        sends = time_sends(compiled.pipeline_stage, compiled.mesh.group("pp"))
+        for work, samples in sends.items():
             record.samples[work] = samples
     return _collect(record, rank)
 

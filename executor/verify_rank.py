@@ -9,22 +9,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from claw_plan.executor.batches import ExampleSource, own_slice
-from claw_plan.executor.double_mode import DoubleMode
-from claw_plan.executor.endings import Progress
-from claw_plan.executor.gather import whole_parameters
-from claw_plan.executor.job import Job
+from claw_plan.executor.job import Job, Progress
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import DOUBLE, SINGLE, ParallelModel, compile_plan
 from claw_plan.executor.ranks import Rank
-from claw_plan.executor.reference import batch_for, reference_steps, without_dropout
+from claw_plan.executor.reference import DoubleMode, batch_for, reference_steps, without_dropout
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
 from claw_plan.profiles.files import write_atomic
@@ -128,3 +127,25 @@ def _reference(plan: Plan, loaded: LoadedModel, precision: str, job: Job, rank: 
             torch.save({"loss": loss, "parameters": parameters}, folder / f"{step}.pt")
     dist.barrier()
     return folder
+
+
+def whole_parameters(compiled: ParallelModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name in the model, whole value) of every parameter this rank's stage holds.
+
+    All ranks of the stage must iterate together: shards are gathered on the way.
+    """
+    for name, parameter in compiled.parameters.items():
+        value = parameter.detach()
+        if isinstance(value, DTensor):
+            value = value.full_tensor()
+        divided = compiled.tensor_parallel
+        if divided is not None and name in divided.sharded:
+            value = divided.full_parameter(name, gather_over(value, compiled.mesh.group("tp")))
+        yield name, value
+
+
+def gather_over(value: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """The value of every rank of the group, in rank order."""
+    parts = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, value.contiguous(), group=group)
+    return parts

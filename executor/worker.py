@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from claw_plan.executor.endings import end_together
 from claw_plan.executor.errors import ExecutionError
-from claw_plan.executor.job import VERIFY, Job
+from claw_plan.executor.job import VERIFY, Job, end_together
 from claw_plan.executor.ranks import Rank, die_with_parent, join, take_core
 from claw_plan.executor.run_files import write_run
 from claw_plan.executor.train import train
@@ -27,7 +26,7 @@ def main(argv: list[str]) -> int:
     if rank is None:
         raise ExecutionError("a worker is started by `claw-plan run`, not by hand")
     die_with_parent()
-    with end_together(job.folder, rank) as progress:
+    with end_together(job.folder, rank.rank) as progress:
         take_core(rank)
         join(rank)
         if job.kind == VERIFY:

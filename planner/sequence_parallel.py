@@ -25,8 +25,15 @@ def divide_sequence(
 ) -> list[RemovableHandle]:
     """Hooks on the first and the last block of the whole chain; `rules` are of these blocks."""
     first_rules = next(iter(rules.values()))
-    column = regions_of(first_rules)[0].columns[0]
-    width = input_width(blocks[0].get_submodule(column.module), column)
+    return [scatter_before(blocks[0], first_rules, ranks), gather_after(blocks[-1], ranks)]
+
+
+def scatter_before(
+    block: nn.Module, rules: Sequence[TensorParallelRule], ranks: Communicator
+) -> RemovableHandle:
+    """A hook on the first block of the whole chain; `rules` are those of this block."""
+    column = regions_of(rules)[0].columns[0]
+    width = input_width(block.get_submodule(column.module), column)
 
     def scatter(module: nn.Module, args: Any, kwargs: Any) -> Any:
         key = hidden_argument(args, kwargs, width)
@@ -36,12 +43,15 @@ def divide_sequence(
             return (*args[:key], scatter_to_sequence(args[key], ranks), *args[key + 1 :]), kwargs
         return args, {**kwargs, key: scatter_to_sequence(kwargs[key], ranks)}
 
+    return block.register_forward_pre_hook(scatter, with_kwargs=True)
+
+
+def gather_after(block: nn.Module, ranks: Communicator) -> RemovableHandle:
+    """A hook on the last block of the whole chain."""
+
     def gather(module: nn.Module, args: Any, output: Any) -> Any:
         if isinstance(output, torch.Tensor):
             return gather_from_sequence(output, ranks)
         return (gather_from_sequence(output[0], ranks), *output[1:])
 
-    return [
-        blocks[0].register_forward_pre_hook(scatter, with_kwargs=True),
-        blocks[-1].register_forward_hook(gather),
-    ]
+    return block.register_forward_hook(gather)
