@@ -200,6 +200,21 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.yaml"]
 
 
+def test_a_kill_before_the_rename_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.yaml"
+    write_atomic(path, "old")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+
+
 def test_write_atomic_says_what_is_wrong_with_the_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="its folder does not exist"):
         write_atomic(tmp_path / "no" / "plan.yaml", "x")
