@@ -271,12 +271,28 @@ def _split(func: Function, arguments: Arguments) -> tuple[HeadShard, ...]:
 @_handles("unbind select")
 def _unbind(func: Function, arguments: Arguments) -> Any:
     shard = arguments.subject()
-    (dim,) = _dims(arguments.get(1, "dim", 0), shard, arguments)
+    dim = arguments.get(1, "dim", 0) % shard.ndim
+    if dim == shard.divided.dim:
+        raise _singly(shard, arguments)
     layout = replace(shard.divided, dim=shard.divided.dim - (dim < shard.divided.dim))
     result = arguments.call(func)
     if isinstance(result, torch.Tensor):
         return HeadShard(result, layout)
     return tuple(HeadShard(local, layout) for local in result)
+
+
+def _singly(shard: HeadShard, arguments: Arguments) -> Exception:
+    """A view that begins with q, k, v shows it divided until the column's pieces are known."""
+    refusal = arguments.refused("takes single indices of the divided dimension")
+    if shard.divided.parts > 1:
+        return refusal
+    pieces = int(shard.shape[shard.divided.dim])
+    return PiecesNeeded(str(refusal), columns=shard.divided.columns, pieces=pieces)
+
+
+@_handles("__iter__")
+def _iterate(func: Function, arguments: Arguments) -> Any:
+    return iter(arguments.subject().unbind(0))
 
 
 @_handles("narrow")
@@ -307,7 +323,7 @@ def _index(func: Function, arguments: Arguments) -> HeadShard:
             made += 1
         elif taken == shard.divided.dim:
             if not isinstance(item, slice) or item.indices(shard.shape[taken])[2] != 1:
-                raise arguments.refused("picks single indices of the divided dimension")
+                raise _singly(shard, arguments)
             start, stop, _ = item.indices(int(shard.shape[taken]))
             shard, result_dim, item = _cut(shard, start, stop, arguments), made, slice(None)
             taken, made = taken + 1, made + 1

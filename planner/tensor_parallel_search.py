@@ -266,9 +266,8 @@ def _tried(
         sizes = ", ".join(f"{name} {size}" for name, size in heads.items())
         raise TensorParallelError(f"no degree above 1 divides all its heads or columns ({sizes})")
     rules = _region_rules(call.block, columns, row, parts, heads)
-    _trial(
-        call, rules, degree=next(ways for ways in range(2, together + 1) if together % ways == 0)
-    )
+    smallest = next(ways for ways in range(2, together + 1) if together % ways == 0)
+    _trial(call, rules, degree=smallest)
     return rules
 
 

@@ -187,7 +187,11 @@ OPS = {
         [heads_first(), heads_first()],
     ),
     "one tensor of q, k, v and heads": (
-        lambda a: a.view(2, 3, 3, 4, 2).permute(2, 0, 3, 1, 4).unbind(0),
+        lambda a: (
+            a.view(2, 3, 3, 4, 2).permute(2, 0, 3, 1, 4).unbind(0),
+            tuple(a.view(2, 3, 3, 4, 2).permute(2, 0, 3, 1, 4)),
+            a.view(2, 3, 3, 4, 2)[:, :, 1],
+        ),
         [x(3)],
     ),
     "heads of q, k, v": (lambda a: a.view(2, 3, 4, 6).chunk(3, dim=-1), [x()]),
@@ -248,6 +252,9 @@ def test_pieces_are_asked_for():
     with pytest.raises(PiecesNeeded) as error:
         shard[..., :12]
     assert error.value.pieces == 2
+    with pytest.raises(PiecesNeeded) as error:
+        shard.view(2, 3, 4, 6).permute(2, 0, 1, 3)[1]
+    assert error.value.pieces == 4
 
 
 def test_a_custom_function_is_refused_where_its_gradient_would_be_lost():
