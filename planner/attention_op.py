@@ -17,7 +17,7 @@ import torch
 
 from claw_plan.planner.torch_private import override_kernels
 
-_LIBRARY = torch.library.Library("claw_plan", "DEF")
+_LIBRARY: Any = torch.library.Library("claw_plan", "DEF")
 _SCALARS = "float dropout, bool causal, float scale"
 _LIBRARY.define(
     f"attention(Tensor q, Tensor k, Tensor v, Tensor? mask, {_SCALARS}) -> (Tensor, Tensor)"
@@ -61,7 +61,8 @@ def _attention_backward_real(
     wanted = [q, k, v] + ([mask] if mask_grad else [])
     with torch.enable_grad():
         leaves = [tensor.detach().requires_grad_() for tensor in wanted]
-        _, again = _plain_attention(*leaves[:3], leaves[3] if mask_grad else mask, causal, scale)
+        own_mask = leaves[3] if mask_grad else mask
+        _, again = _plain_attention(leaves[0], leaves[1], leaves[2], own_mask, causal, scale)
         grads = torch.autograd.grad(again, leaves, grad)
     return (*grads, *([] if mask_grad else [q.new_empty(0)]))
 
@@ -86,7 +87,7 @@ def _attention_backward_fake(
     return (*grads, torch.empty_like(mask) if mask_grad else q.new_empty(0))
 
 
-def _grouped_mm_fake(a: Any, b: Any, offsets: Any) -> torch.Tensor:
+def _grouped_mm_fake(a: torch.Tensor, b: torch.Tensor, offsets: Any) -> torch.Tensor:
     if a.dim() == 2 and b.dim() == 2:
         return a.new_empty(offsets.shape[0], a.shape[0], b.shape[1])
     return a.new_empty(*a.shape[:-1], b.shape[-1])
@@ -152,7 +153,8 @@ def _scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Brings the operands to [batch, heads, seq, head_dim] and back."""
-    lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    shapes = (query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    lead = torch.broadcast_shapes(*shapes)
 
     def four(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() == 3:
@@ -164,16 +166,15 @@ def _scaled_dot_product_attention(
     if attn_mask is not None and attn_mask.dim() == 3 and query.dim() == 3:
         attn_mask = attn_mask.unsqueeze(1)
     scalars = (dropout_p, is_causal, query.shape[-1] ** -0.5 if scale is None else scale)
-    out = _Attention.apply(four(query), four(key), four(value), attn_mask, *scalars)
-    assert isinstance(out, torch.Tensor)
+    operands = (four(query), four(key), four(value), attn_mask)
+    out: torch.Tensor = _Attention.apply(*operands, *scalars)  # type: ignore[no-untyped-call]
     return out.reshape(*lead, *query.shape[-3:-1], value.shape[-1])
 
 
 def _grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
-    out = _GroupedProduct.apply(a, b, offs)
-    assert isinstance(out, torch.Tensor)
+    out: torch.Tensor = _GroupedProduct.apply(a, b, offs)  # type: ignore[no-untyped-call]
     return out
 
 

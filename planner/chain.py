@@ -46,7 +46,7 @@ def containers(model: nn.Module) -> list[Container]:
 def _search(name: str, module: nn.Module) -> Iterator[Container]:
     children = tuple(module.named_children())
     if isinstance(module, CONTAINERS) and _could_be_blocks([child for _, child in children]):
-        yield Container(name, module, tuple(module._modules.items()))  # type: ignore[arg-type]
+        yield Container(name, module, children)
         return
     for key, child in children:
         yield from _search(f"{name}.{key}" if name else key, child)

@@ -30,7 +30,7 @@ class HuggingFaceConfig:
 
     path: Path
     config: Any
-    architecture: type[nn.Module]
+    architecture: Any
 
     @classmethod
     def read(cls, path: Path) -> HuggingFaceConfig:
@@ -64,10 +64,7 @@ class HuggingFaceConfig:
 
     def build(self) -> nn.Module:
         """The model with fresh weights, in float32 whatever the checkpoint was saved in."""
-        module = self.architecture._from_config(  # type: ignore[operator]
-            self.config, dtype=torch.float32
-        )
-        assert isinstance(module, nn.Module)
+        module: nn.Module = self.architecture._from_config(self.config, dtype=torch.float32)
         return module
 
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -88,26 +85,34 @@ class HuggingFaceConfig:
         return self.config.get_text_config()
 
 
-TRAINED_HERE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
-TRAINED_HERE += ("ForSequenceClassification",)
+TRAINED_HERE = (
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForConditionalGeneration",
+    "ForMaskedLM",
+    "ForSequenceClassification",
+)
 """Endings of the classes whose inputs are token ids and labels."""
 
 
-def _architecture(path: Path, config: Any) -> type[nn.Module]:
+def _architecture(path: Path, config: Any) -> Any:
     """The class the config names, else the language model of its family."""
     import transformers
 
     for name in getattr(config, "architectures", None) or ():
         found = getattr(transformers, name, None)
         if found is not None and name.endswith(TRAINED_HERE):
-            return found  # type: ignore[no-any-return]
-    autos = (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM)
+            return found
+    autos: tuple[Any, ...] = (
+        transformers.AutoModelForCausalLM,
+        transformers.AutoModelForSeq2SeqLM,
+    )
     if getattr(config, "is_encoder_decoder", False):
         autos = autos[::-1]
     for auto in (*autos, transformers.AutoModelForMaskedLM):
         found = auto._model_mapping.get(type(config), None)
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            return found
     raise InputError(
         f"{path}: {config.model_type!r} has no class that is trained from token ids and labels; "
         "write a Python file with build_model() and example_batch(batch_size)"

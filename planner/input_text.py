@@ -70,7 +70,7 @@ def _parse_part(part: str) -> InputSpec:
     bound = None if match["bound"] is None else float(match["bound"])
     if bound is not None and bound <= 0:
         raise InputError(f"--inputs: the bound of {match['name']!r} must be above 0")
-    shape = ("B", *(int(dim) for dim in dims[1:]))
+    shape: tuple[int | str, ...] = ("B", *(int(dim) for dim in dims[1:]))
     return InputSpec(name=match["name"], dtype=dtype, shape=shape, bound=bound)
 
 

@@ -50,10 +50,11 @@ class Join:
     def _ops(
         self, one: Sequence[Op | Exchange], other: Sequence[Op | Exchange]
     ) -> tuple[Op | Exchange, ...]:
-        keys = [[_key(op) for op in ops] for ops in (one, other)]
+        ours, theirs = ([_key(op) for op in ops] for ops in (one, other))
+        same = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
         result = list(one)
         matched = [False] * len(one)
-        for at, with_, size in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
+        for at, with_, size in same:
             for step in range(size):
                 result[at + step] = self._op(one[at + step], other[with_ + step])
                 matched[at + step] = True

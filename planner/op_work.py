@@ -49,7 +49,8 @@ def works_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
     read, written = _traffic(func, name, args, inputs, outputs)
     if not (flops or read or written):
         return []
-    kind, dims = "memory", ()
+    kind = "memory"
+    dims: Dims = ()
     if flops and name in _SHAPES:
         kind, shape = _SHAPES[name]
         dims = shape(args, out)

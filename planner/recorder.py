@@ -149,7 +149,7 @@ class Recorder(DispatchMode):
         parameters: dict[str, torch.Tensor],
         batch: dict[str, torch.Tensor],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.phase = FORWARD
         self._names = names
@@ -182,10 +182,11 @@ class Recorder(DispatchMode):
             self._exit.callback(after.remove)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
         self._exit.enter_context(hooks)
-        return super().__enter__()  # type: ignore[no-any-return]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._exit.close()
         self._watches.clear()  # a dead reference calls back no more
         self._nodes.clear()
@@ -202,7 +203,7 @@ class Recorder(DispatchMode):
             lambda leaf, gradient: arrived.setdefault(leaf, []).append(self._storage(gradient)),
         )
         self.phase = BACKWARD
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         # A tied weight's first gradient waits for the others, which are added to it and freed.
         waiting = {numbers[0] for numbers in arrived.values() if len(numbers) > 1}
         kept = {storage_key(p.grad) for p in self._leaves if p.grad is not None}

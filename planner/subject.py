@@ -18,6 +18,7 @@ import torch.nn.modules.module as module_hooks
 from claw_plan.planner.attention_op import fused_operators
 from claw_plan.planner.chain import Fold, chain_of, containers
 from claw_plan.planner.errors import TraceError
+from claw_plan.planner.fake_build import build_fake
 from claw_plan.planner.foreign_code import ForeignCode
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.recorder import Recorder, Recording
@@ -57,8 +58,7 @@ class Subject:
         `fold` is one of `chain.FOLDS`.
         """
         fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
-        with fake or nullcontext():
-            module = model.build()
+        module = model.build() if fake is None else build_fake(model, fake)
         cast_parameters(module, dtype)
         subject = cls(model, module, fake, seq_len, dtype)
         subject.names = {id(part): name for name, part in module.named_modules()}

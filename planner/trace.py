@@ -16,6 +16,7 @@ import torch.nn as nn
 
 from claw_plan.planner.chain import FOLDS
 from claw_plan.planner.errors import TraceError
+from claw_plan.planner.fake_build import build_fake
 from claw_plan.planner.fit import Fit, ProgramChanges
 from claw_plan.planner.graph import PLAIN, ModelGraph, Parameter, Unit, UnitCost
 from claw_plan.planner.model_source import LoadedModel
@@ -86,11 +87,7 @@ def _traced_on_real_tensors(
 
 def _check_size(model: LoadedModel, cause: TraceError) -> None:
     """Raises `cause` for models too large to be run for real only to be traced."""
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            module = model.build()
-    except TraceError:
-        return  # it cannot even be built on fake tensors; its real size is not known
+    module = build_fake(model, FakeTensorMode(allow_non_fake_inputs=True))
     size = sum(p.numel() * 4 for p in module.parameters())
     if size > REAL_LIMIT_BYTES:
         raise TraceError(
@@ -259,11 +256,11 @@ def _parameters(
                 name = f"{module_name}.{key}" if module_name else key
                 names.setdefault(id(tensor), []).append(name)
                 tensors[id(tensor)] = tensor
-    traced_names = {id(tensor): name for name, tensor in subject.module.named_parameters()}
+    traced_names = {id(traced): name for name, traced in subject.module.named_parameters()}
     unit_of_block = {name: unit + 1 for unit, name in enumerate(subject.block_names)}
     result = []
-    for key, found in names.items():
-        used = recording.used.get(traced_names.get(key, ""), set())
+    for identity, found in names.items():
+        used = recording.used.get(traced_names.get(identity, ""), set())
         own = {unit for name in found for unit in _block_units(name, unit_of_block)}
         # What lies in a block is used there, not in the blocks that the block stands for.
         shared = {
@@ -274,9 +271,9 @@ def _parameters(
         result.append(
             Parameter(
                 names=tuple(dict.fromkeys(found)),
-                shape=tuple(tensors[key].shape),
-                dtype=str(tensors[key].dtype).removeprefix("torch."),
-                trainable=tensors[key].requires_grad,
+                shape=tuple(tensors[identity].shape),
+                dtype=str(tensors[identity].dtype).removeprefix("torch."),
+                trainable=tensors[identity].requires_grad,
                 units=tuple(sorted(own | shared)),
                 tp_dim=next((divided.dims[n] for n in found if n in divided.dims), None),
             )

@@ -51,7 +51,8 @@ def trace_divided(subject: Subject) -> DividedTrace:
         finding = find_rules(subject.module, names, lambda: subject.forward(batch))
     if not finding.rules:
         return DividedTrace(finding=finding)
-    rules, costs, inexact = finding.by_block(), {}, set()
+    rules, costs = finding.by_block(), {}
+    inexact: set[str] = set()
     degrees = [ways for ways in range(2, finding.tp_divides + 1) if finding.tp_divides % ways == 0]
     try:
         costs[TENSOR] = _costs(subject, rules, degrees[:2], inexact)
