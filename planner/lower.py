@@ -14,10 +14,12 @@ tensor-parallel exchanges another, since nothing else can meet them on their lin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import DataParallel, make_data_parallel
+from claw_plan.planner.memory import HeldMemory
 from claw_plan.planner.placement import crosses_node
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedules import Action, action_needs, schedule_actions
@@ -31,13 +33,14 @@ Cuts = tuple[tuple[int, int], ...]
 
 @dataclass
 class _Stage:
-    """One stage while it is lowered. `gathered` are the units whose parameters are whole."""
+    """One stage while it is lowered; `pending[done]` is its next action."""
 
     index: int
     start: int
     stop: int
     streams: StageStreams
     data: DataParallel
+    held: HeldMemory
     pending: list[Action] = field(default_factory=list)
     done: int = 0
 
@@ -46,7 +49,12 @@ class Lowering:
     """Lowers one candidate; `build` answers with the graph."""
 
     def __init__(
-        self, problem: Problem, shards: ShardSizes, candidate: Candidate, cuts: Cuts
+        self,
+        problem: Problem,
+        shards: ShardSizes,
+        candidate: Candidate,
+        cuts: Cuts,
+        held: Sequence[HeldMemory] = (),
     ) -> None:
         self._problem, self._candidate = problem, candidate
         self._microbatches = candidate.num_microbatches(problem.training.global_batch)
@@ -63,6 +71,7 @@ class Lowering:
                 streams=ports[index],
                 data=make_data_parallel(problem, shards, candidate, ports[index], start, stop),
                 pending=list(rows[index]),
+                held=held[index] if held else HeldMemory(),
             )
             for index, (start, stop) in enumerate(cuts)
         ]
@@ -99,6 +108,8 @@ class Lowering:
 
     def _forward(self, stage: _Stage, action: Action) -> None:
         data, batch, tp = stage.data, self._candidate.microbatch_size, self._candidate.tp
+        first = stage.held.always_bytes if stage.done == 0 else 0
+        stage.streams.next_alloc_bytes = first + stage.held.microbatch_bytes
         data.begin_forward(range(stage.start, stage.stop))
         label = str(action)
         passes = []
@@ -120,6 +131,8 @@ class Lowering:
         label, redone, passes = str(action), [], []
         for unit in units:
             data.before_unit(unit, backward=True)
+            if unit == stage.start:
+                stage.streams.next_free_bytes = stage.held.microbatch_bytes
             if self._is_recomputed(unit):
                 redone.append(self._problem.pass_time(unit, self._variant, batch, tp, False))
             passes.append(self._problem.pass_time(unit, self._variant, batch, tp, True))
@@ -187,6 +200,12 @@ class Lowering:
         return first.streams.exchange("pp_comm", "tied gradients", cost)
 
 
-def lower(problem: Problem, shards: ShardSizes, candidate: Candidate, cuts: Cuts) -> TaskGraph:
-    """The tasks of one training step."""
-    return Lowering(problem, shards, candidate, cuts).build()
+def lower(
+    problem: Problem,
+    shards: ShardSizes,
+    candidate: Candidate,
+    cuts: Cuts,
+    held: Sequence[HeldMemory] = (),
+) -> TaskGraph:
+    """The tasks of one training step; with `held`, one a stage, also the memory they hold."""
+    return Lowering(problem, shards, candidate, cuts, held).build()

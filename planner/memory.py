@@ -54,6 +54,14 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMemory:
+    """What a rank holds all the time, and for each microbatch in flight."""
+
+    always_bytes: int = 0
+    microbatch_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
     """The sizes one stage's walk needs. Lists are over the stage's units."""
 
@@ -113,6 +121,12 @@ class MemoryModel:
             capacity_bytes=self.capacity_bytes(candidate),
             parts=parts,
         )
+
+    def held(self, candidate: Candidate, start: int, stop: int) -> HeldMemory:
+        """States and activations of a stage, for its memory over time."""
+        sizes = self._sizes(candidate, start, stop, 1, 1)
+        static = self._static(candidate, start, stop, sizes)
+        return HeldMemory(always_bytes=sum(static.values()), microbatch_bytes=sum(sizes.holds))
 
     def capacity_bytes(self, candidate: Candidate) -> int:
         """What one rank may use: the device less the headroom, or its share of a CPU host."""

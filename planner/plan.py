@@ -8,6 +8,7 @@ says what is wrong with it; `save_plan` writes atomically.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.profiles.files import read_yaml, validate, write_atomic
+
+LINE_WIDTH = 100
 
 
 class _Part(BaseModel):
@@ -161,7 +164,32 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as YAML, keys in the order of the class."""
+    """The plan as YAML, keys in the order of the class, short things on one line."""
     data = plan.model_dump(mode="json", exclude_none=False)
-    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    text: str = yaml.dump(
+        data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LINE_WIDTH
+    )
     return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what is flat, and mappings that fit on a line, in flow style."""
+
+
+def _is_flat(values: Iterable[object]) -> bool:
+    return not any(isinstance(value, list | dict) for value in values)
+
+
+def _represent_list(dumper: yaml.SafeDumper, data: list[object]) -> yaml.SequenceNode:
+    flow = _is_flat(data)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flow)
+
+
+def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, object]) -> yaml.MappingNode:
+    flat = all(_is_flat(v if isinstance(v, list) else [v]) for v in data.values())
+    flow = flat and len(str(data)) < LINE_WIDTH
+    return dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=flow)
+
+
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(dict, _represent_dict)

@@ -72,7 +72,8 @@ class Scorer:
 
     def score(self, candidate: Candidate, cuts: Cuts) -> Scored:
         """The candidate in full, with its timeline."""
-        timeline = simulate(lower(self.problem, self.shards, candidate, cuts))
+        held = [self.memory.held(candidate, start, stop) for start, stop in cuts]
+        timeline = simulate(lower(self.problem, self.shards, candidate, cuts, held))
         training, graph = self.problem.training, self.problem.graph
         step_ns = timeline.step_time_ns
         samples_per_s = training.global_batch / s_from_ns(step_ns)

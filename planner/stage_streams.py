@@ -19,7 +19,10 @@ from claw_plan.simulator.task_graph import TaskGraphBuilder
 
 @dataclass
 class StageStreams:
-    """Adds tasks of one stage. `last_task` is the newest on its compute stream, -1 at first."""
+    """Adds tasks of one stage. `last_task` is the newest on its compute stream, -1 at first.
+
+    `next_alloc_bytes` and `next_free_bytes` are memory that the next kernels take and give back.
+    """
 
     builder: TaskGraphBuilder
     compute: int
@@ -31,6 +34,8 @@ class StageStreams:
     ranks_on_host: int
     overlaps: bool
     last_task: int = -1
+    next_alloc_bytes: int = 0
+    next_free_bytes: int = 0
     _waits: list[int] = field(default_factory=list)
 
     def wait_for(self, tasks: Sequence[int]) -> None:
@@ -50,7 +55,10 @@ class StageStreams:
             work_bytes=duration_ns * self.ranks_on_host if on_cores else 0,
             rate_cap_bytes_per_s=float(NS_PER_S * self.ranks_on_host),
             links=() if self.cores is None else (self.cores,),
+            alloc_bytes=self.next_alloc_bytes,
+            free_bytes=self.next_free_bytes,
         )
+        self.next_alloc_bytes = self.next_free_bytes = 0
         return self.last_task
 
     def exchange(self, kind: str, name: str, cost: CollectiveCost, copy_ns: int = 0) -> int:

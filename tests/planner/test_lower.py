@@ -122,3 +122,15 @@ def test_tied_gradients_join_the_ends_of_a_pipeline(toys):
     graph, _ = lowered(problem, Candidate(pp=2))
     assert graph.name.count("tied gradients") == 1
     assert int(graph.work_bytes[graph.name.index("tied gradients")]) == 4 * 64 * 8
+
+
+def test_memory_over_time_rises_to_the_microbatches_in_flight(toys):
+    """1F1B, 4 stages: stage s holds 4 - s microbatches, 500 bytes a unit, above its states."""
+    problem = toys.problem(toys.graph(layers=4, tied=False), global_batch=8)
+    scorer, candidate = Scorer(problem), Candidate(pp=4)
+    scored = scorer.score(candidate, scorer.bounds.stage_path(candidate).cuts)
+    units = [2, 1, 1, 2]
+    for stage, cut in enumerate(scored.cuts):
+        states = scorer.memory.held(candidate, *cut).always_bytes
+        in_flight = (4 - stage) * units[stage] * 500
+        assert scored.timeline.peak_memory_bytes(stage) == states + in_flight
