@@ -127,10 +127,7 @@ class Bounds:
     def candidate_ns(self, candidate: Candidate, path: StagePath) -> int:
         """The full bound of a candidate with the cut of `path`."""
         count = candidate.num_microbatches(self.problem.training.global_batch)
-        if candidate.dp_shard > 1 or self.problem.training.is_mixed:
-            before, after, streams = self._sharded_traffic(candidate, path.cuts, count)
-        else:
-            before, after, streams = self._whole_traffic(candidate, path.cuts)
+        before, after, streams = self._sharded_traffic(candidate, path.cuts, count)
         optimizer = min(self._optimizer_ns(candidate, *cut) for cut in path.cuts)
         overhead = self.problem.cost.step_overhead_ns()
         length = self.path_ns(path, count, before + after, self._send_ns(candidate, path.cuts))
@@ -167,19 +164,6 @@ class Bounds:
             )
             self._optimizer[key] = self.problem.cost.op(work).ns if elements else 0
         return self._optimizer[key]
-
-    def _whole_traffic(self, candidate: Candidate, cuts: Cuts) -> tuple[int, int, int]:
-        """Gradients of the fullest stage over dp_replicate; on gloo they follow the passes."""
-        if candidate.dp_replicate == 1:
-            return 0, 0, 0
-        nodes = group_nodes(candidate, "dp_replicate", self.problem.devices_per_node)
-        total = []
-        for start, stop in cuts:
-            groups = self.shards.groups(start, stop, candidate.tp, 1)
-            size = STORED_BYTES * sum(group.trainable_whole for group in groups.values())
-            one = self.problem.collective("all_reduce", size, candidate.dp_replicate, nodes)
-            total.append(int(one.bytes * 1e9 / one.rate_cap_bytes_per_s * (1 - 1e-9)))
-        return 0, 0, max(total, default=0)
 
     def _sharded_traffic(
         self, candidate: Candidate, cuts: Cuts, count: int
