@@ -278,7 +278,7 @@ def _accumulate(
             with compiled.recorded("forward", f"0F{index}"):
                 loss = module(**batch)
             with compiled.recorded("backward", f"0B{index}"):
-                share_of_mean(loss, len(microbatches)).backward()  # type: ignore[no-untyped-call]
+                share_of_mean(loss, len(microbatches)).backward()
         total += loss.detach()
     return total / len(microbatches)
 

@@ -36,7 +36,7 @@ MOST_SAMPLES = 32
 """Samples kept of one work on one rank: a step runs some kernels hundreds of times."""
 
 
-class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StepRecorder(TorchDispatchMode):
     """Spans and durations of one step. `axis_of_group` names the mesh axis of each group."""
 
     def __init__(

@@ -9,7 +9,6 @@ of the loss then says which cuts are impossible, because something goes around t
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,19 +80,25 @@ class Recording:
 
 def record(model: nn.Module, blocks: Sequence[str], run: Run) -> Recording:
     """Runs `model` once, on fake tensors if it bears them. The model is unchanged afterwards."""
-    try:
-        with fake_mode():
+    with _unchanged_buffers(model), torch.random.fork_rng(devices=[]):
+        try:
+            with fake_mode():
+                return _Recorder(model, blocks).record(run)
+        except PlanError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+            # What models raise that look at values, which fake tensors do not have.
             return _Recorder(model, blocks).record(run)
-    except PlanError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
-        # What models raise that look at values, which fake tensors do not have.
-        state = copy.deepcopy(list(model.buffers()))
-        with torch.random.fork_rng(devices=[]):
-            recording = _Recorder(model, blocks).record(run)
-        for buffer, before in zip(model.buffers(), state, strict=True):
-            buffer.data.copy_(before)
-        return recording
+
+
+@contextmanager
+def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Batch norms count their calls, on fake tensors too."""
+    before = [buffer.clone() for buffer in model.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
 
 
 class _Recorder:

@@ -71,7 +71,7 @@ def reference_steps(
                     "nn.Dropout?), so no two ways of training it are equal; switch it off in the "
                     "model and verify again"
                 )
-            (loss / count).backward()  # type: ignore[no-untyped-call]
+            (loss / count).backward()
             total += loss.item() / count
         optimizer.step()
         optimizer.zero_grad()

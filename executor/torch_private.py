@@ -40,7 +40,7 @@ def pipeline_runtime(
 
     Gradients are not divided by the number of microbatches: the loss already is.
     """
-    runtime = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
+    runtime = _PipelineScheduleRuntime(
         [stage], n_microbatches=num_microbatches, loss_fn=loss_fn, scale_grads=False
     )
     actions: dict[int, list[_Action | None]] = {

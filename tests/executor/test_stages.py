@@ -1,0 +1,192 @@
+"""Stages in a row in one process: losses and gradients must be those of the whole model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+
+from claw_plan.executor.parallel_model import first_names
+from claw_plan.executor.recording import record
+from claw_plan.executor.stages import Stage
+from claw_plan.planner.errors import PlanError
+
+Build = Callable[[], nn.Module]
+Batch = dict[str, torch.Tensor]
+
+WIDTH, VOCABULARY = 8, 31
+
+
+class TiedGPT(nn.Module):
+    """Tied ends, a learned position owned by the model itself, blocks that return tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.position = nn.Parameter(torch.randn(16, WIDTH))
+        self.blocks = nn.ModuleList(TupleBlock() for _ in range(4))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(x) + self.position[: x.shape[1]]
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=hidden.dtype).tril()
+        for block in self.blocks:
+            hidden, _ = block(hidden, mask=mask)
+        logits = self.head(self.norm(hidden))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), x.flatten())
+
+
+class TupleBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: torch.Tensor, *, mask: torch.Tensor) -> tuple[torch.Tensor, None]:
+        mixed = mask @ self.mix(hidden)
+        return hidden + mixed.tanh(), None
+
+
+def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
+    output = model(**batch)
+    loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
+    return loss
+
+
+def built(build: Build) -> nn.Module:
+    torch.manual_seed(0)
+    return build().double().train()
+
+
+def made_stages(
+    build: Build, blocks: list[str], cuts: list[int], batch: Batch
+) -> tuple[list[Stage], list[dict[str, nn.Parameter]]]:
+    edges = [0, *cuts, len(blocks)]
+    stages, held = [], []
+    for start, end in itertools.pairwise(edges):
+        model = built(build)
+        names = first_names(model)
+        recording = record(model, blocks, lambda module: loss_of(module, batch))
+        stage = Stage(model, loss_of, recording, (start, end))
+        stages.append(stage)
+        held.append({names[n]: p for n, p in stage.model.named_parameters()})
+    return stages, held
+
+
+def run_in_a_row(stages: list[Stage], batch: Batch) -> float:
+    """Forward through all, backward through all in reverse, as a pipeline does."""
+    sent: tuple[torch.Tensor, ...] = ()
+    chain: list[tuple[tuple[torch.Tensor, ...], Any]] = []
+    for stage in stages:
+        received = tuple(tensor.detach().requires_grad_() for tensor in sent)
+        sent = stage(*received, **batch)
+        chain.append((received, sent))
+    loss = chain[-1][1]
+    outputs, gradients = (loss,), None
+    for received, result in reversed(chain):
+        outputs = (result,) if isinstance(result, torch.Tensor) else result
+        torch.autograd.backward(outputs, gradients)
+        gradients = [tensor.grad for tensor in received]
+    return float(loss.item())
+
+
+def assert_equal_to_whole(build: Build, blocks: list[str], cuts: list[int], batch: Batch) -> None:
+    whole = built(build)
+    loss = loss_of(whole, batch)
+    loss.backward()
+    stages, held = made_stages(build, blocks, cuts, batch)
+    assert run_in_a_row(stages, batch) == pytest.approx(loss.item(), abs=1e-12)
+    for name, parameter in whole.named_parameters():
+        parts = [own[name].grad for own in held if name in own and own[name].grad is not None]
+        assert parts, name
+        torch.testing.assert_close(sum(parts), parameter.grad, rtol=0, atol=1e-12, msg=name)
+
+
+TOKENS = {"x": torch.arange(12).view(2, 6) % VOCABULARY}
+BLOCKS = [f"blocks.{index}" for index in range(4)]
+
+
+@pytest.mark.parametrize("cuts", [[2], [1], [3], [1, 2, 3]])
+def test_stages_together_are_the_model(cuts: list[int]) -> None:
+    assert_equal_to_whole(TiedGPT, BLOCKS, cuts, TOKENS)
+
+
+def test_a_stage_keeps_its_own_parameters_only() -> None:
+    _, held = made_stages(TiedGPT, BLOCKS, [1, 3], TOKENS)
+    own = {"position"}  # no module's call tells which stage reads it
+    assert set(held[0]) == own | {"embed.weight", "blocks.0.mix.weight", "blocks.0.mix.bias"}
+    assert {name.split(".")[1] for name in set(held[1]) - own} == {"1", "2"}
+    assert {name for name in set(held[2]) - own if "blocks" not in name} == {
+        "embed.weight",  # the head, under the first name of the tie
+        "norm.weight",
+        "norm.bias",
+    }
+
+
+def test_a_model_that_catches_exceptions_does_not_catch_the_early_exit() -> None:
+    class Careful(TiedGPT):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                return super().forward(x)
+            except Exception as error:
+                raise AssertionError("the stage's own exit was caught") from error
+
+    assert_equal_to_whole(Careful, BLOCKS, [2], TOKENS)
+
+
+def hugging_face(family: str) -> tuple[Build, list[str]]:
+    import transformers
+
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32}
+    rope = shape | {
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "use_cache": False,
+    }
+    if family == "mixtral with its router loss":
+        config = transformers.MixtralConfig(
+            num_local_experts=2, output_router_logits=True, experts_implementation="eager", **rope
+        )
+        return lambda: transformers.MixtralForCausalLM(config), LAYERS
+    if family == "llama":
+        llama = transformers.LlamaConfig(**rope)
+        return lambda: transformers.LlamaForCausalLM(llama), LAYERS
+    t5 = transformers.T5Config(
+        vocab_size=VOCABULARY,
+        d_model=16,
+        d_kv=4,
+        d_ff=32,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        use_cache=False,
+    )
+    blocks = [f"{side}.block.{index}" for side in ("encoder", "decoder") for index in range(2)]
+    return lambda: transformers.T5ForConditionalGeneration(t5), blocks
+
+
+LAYERS = [f"model.layers.{index}" for index in range(4)]
+IDS = {"input_ids": TOKENS["x"], "labels": TOKENS["x"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("cuts", [[2], [3], [1, 2, 3]])
+def test_untouched_models_are_cut_right(family: str, cuts: list[int]) -> None:
+    build, blocks = hugging_face(family)
+    assert_equal_to_whole(build, blocks, cuts, IDS)
+
+
+@pytest.mark.slow
+def test_a_loss_gathered_over_all_blocks_refuses_the_cut() -> None:
+    build, blocks = hugging_face("mixtral with its router loss")
+    with pytest.raises(PlanError, match="no pipeline cut may lie before"):
+        made_stages(build, blocks, [2], IDS)
