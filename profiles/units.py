@@ -111,9 +111,10 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_ns(time_ns: float) -> str:
-    """A duration for people: '41.7 ms', '3.2 s', '80 us'."""
+    """A duration for people, to three digits: '41.7 ms', '3.20 s', '80.0 us'."""
     for unit, factor in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US)):
         if abs(time_ns) >= factor:
             value = time_ns / factor
-            return f"{value:.1f} {unit}" if abs(value) < 100 else f"{value:.0f} {unit}"
+            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+            return f"{value:.{digits}f} {unit}"
     return f"{time_ns:.0f} ns"

@@ -89,7 +89,9 @@ def test_sizes_and_times_for_people() -> None:
     assert format_bytes(310 << 20) == "310 MiB"
     assert format_bytes(12.44 * GIB) == "12.4 GiB"
     assert format_ns(41_700_000) == "41.7 ms"
-    assert format_ns(3_200_000_000) == "3.2 s"
+    assert format_ns(3_200_000_000) == "3.20 s"
+    assert format_ns(9_999_000_000) == "10.0 s"
+    assert format_ns(120_400_000_000) == "120 s"
     assert format_ns(80_000) == "80.0 us"
     assert format_ns(12) == "12 ns"
 
