@@ -1,0 +1,154 @@
+"""The whole way: model files to plans, on the models and clusters people ask about first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from claw_plan.planner.errors import InfeasiblePlan, PlanError
+from claw_plan.planner.plan import load_plan, save_plan
+from claw_plan.planner.plan_stages import expand_names
+from claw_plan.planner.planning import PlanningRequest, make_plan, simulate_plan
+
+ROOT = Path(__file__).parents[2]
+GPT = ROOT / "examples" / "gpt.py"
+SMALL = ROOT / "examples" / "gpt_small.py"
+RESNET = Path(__file__).with_name("models") / "resnet.py"
+
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 6,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 256,
+}
+
+
+def planned(model, cluster, **settings):
+    return make_plan(PlanningRequest(model=model, cluster=cluster, **settings))
+
+
+def assert_every_parameter_once(result):
+    """Each parameter lies in the modules of one stage; a tied one in those its tie names."""
+    plan = result.plan
+    modules = [expand_names(stage.modules) for stage in plan.stages]
+    tied = {name: tie.stages for tie in plan.tied for name in tie.parameters}
+    for parameter in result.graph.parameters:
+        holders = [
+            stage
+            for stage, names in enumerate(modules)
+            if any(full.startswith(f"{name}.") for name in names for full in parameter.names)
+        ]
+        assert holders == tied.get(parameter.name, holders), parameter.name
+        assert len(holders) == 1 or parameter.name in tied, parameter.name
+    assert plan.model.parameters == result.graph.num_parameters
+
+
+def gpt_flops(batch, seq=1024, layers=12, dim=768, vocab=50304):
+    """Forward and backward by hand: 2 a weight and token, 4 B S^2 D of attention; backward twice
+    for products, 2.5 times for attention."""
+    weights = 2 * batch * seq * (12 * layers * dim * dim + vocab * dim)
+    attention = 4 * batch * seq * seq * dim * layers
+    return weights + attention, 2 * weights + 5 * attention // 2
+
+
+def test_gpt_124m_on_one_node():
+    result = planned(GPT, "dgx-a100-80gb")
+    assert result.graph.num_parameters == 124_475_904
+    assert result.graph.flops(2) == gpt_flops(2)
+    assert result.search.optimal and result.best.fits
+    assert set(result.baselines) == {"FSDP", "DDP"}
+    assert all(scored.step_time_ns >= result.best.step_time_ns for scored in result.alternatives)
+    assert sum(result.best.parts_ns.values()) == result.best.step_time_ns
+    assert_every_parameter_once(result)
+
+
+@pytest.mark.parametrize(
+    "fix", [{"pp": 4}, {"tp": 4}, {"pp": 2, "tp": 2, "dp_shard": 2}, {"pp": 3, "dp_replicate": 2}]
+)
+def test_every_parameter_once_however_gpt_is_split(fix):
+    result = planned(GPT, "dgx-a100-80gb", fix=fix, global_batch=24)
+    assert all(getattr(result.best.candidate, knob) == value for knob, value in fix.items())
+    assert_every_parameter_once(result)
+
+
+def test_resnet():
+    result = planned(RESNET, "dgx-a100-80gb")
+    assert result.graph.num_parameters == 25_557_032
+    assert result.plan.training.seq_len is None and result.best.tokens_per_s is None
+    assert any("tensor parallelism: not possible" in reason for reason in result.reasons)
+    assert_every_parameter_once(result)
+
+
+def test_mixtral(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MIXTRAL))
+    result = planned(path, "dgx-h100", global_batch=32, fix={"pp": 2})
+    experts = 6 * 4 * 3 * 256 * 512
+    assert result.graph.num_parameters > experts
+    assert_every_parameter_once(result)
+
+
+def test_a_plan_stands_alone_and_scores_the_same(tmp_path):
+    result = planned(SMALL, "cpu", global_batch=8, output_folder=tmp_path)
+    path = tmp_path / "plan.yaml"
+    save_plan(result.plan, path)
+    assert load_plan(path) == result.plan
+    assert simulate_plan(path).step_time_ns == result.best.step_time_ns
+
+
+def test_an_edited_plan_is_scored_as_it_stands(tmp_path):
+    result = planned(GPT, "dgx-a100-80gb", fix={"pp": 2, "dp_shard": 4}, output_folder=tmp_path)
+    even = result.plan.model_copy(deep=True)
+    stages = even.stages
+    stages[0].modules[:] = ["transformer.wte", "transformer.wpe", "transformer.h[0:2]"]
+    stages[1].modules[:] = ["transformer.h[2:12]", "transformer.ln_f", "lm_head"]
+    path = tmp_path / "edited.yaml"
+    save_plan(even, path)
+    assert simulate_plan(path).step_time_ns > result.best.step_time_ns
+
+
+@pytest.mark.parametrize(
+    "fix, said",
+    [
+        ({"tp": 5}, "heads divide by 1, 2, 3, 4, 6, 12"),
+        ({"pp": 13}, "the model has 12 blocks"),
+        ({"cp": 2}, "context parallelism is not executed yet; use cp=1"),
+        ({"schedule": "1f1b"}, "use one of 1F1B, GPipe"),
+    ],
+)
+def test_what_cannot_be_pinned(fix, said):
+    with pytest.raises(PlanError, match="--fix") as caught:
+        planned(GPT, "dgx-a100-80gb", fix=fix)
+    assert said in str(caught.value)
+
+
+def test_a_batch_that_nothing_divides():
+    with pytest.raises(InfeasiblePlan, match="nearest: 248 or 256"):
+        planned(GPT, "dgx-a100-80gb", global_batch=250, fix={"dp_shard": 8})
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(InfeasiblePlan, match=r"asks for 16 devices.* has 8"):
+        planned(GPT, "dgx-a100-80gb", fix={"dp_shard": 16})
+
+
+def test_too_large_says_how_much_is_missing_and_what_would_do():
+    with pytest.raises(InfeasiblePlan) as caught:
+        planned(ROOT / "examples" / "llama-3-70b" / "config.json", "dgx-a100-40gb")
+    message = str(caught.value)
+    assert "missing" in message and "stage" in message and "it would fit on" in message
+
+
+def test_the_same_seed_gives_the_same_plan():
+    first, second = (planned(SMALL, "dgx-a100-80gb", global_batch=16) for _ in range(2))
+    assert first.best.candidate == second.best.candidate
+    assert [s.candidate for s in first.alternatives] == [s.candidate for s in second.alternatives]
