@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from claw_plan.executor.ranks import Rank
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.plan import Plan, candidate_mapping, save_plan
@@ -168,3 +170,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Container of the blocks and config.json of untouched Hugging Face models; GPT-2's head is tied
 and its dropout modules stand at 0.1."""
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Rank]:
+    """This process as the only rank of an initialised process group."""
+    store = tmp_path / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield Rank(rank=0, world_size=1, local_rank=0, local_world_size=1)
+    dist.destroy_process_group()

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.mesh import AXES, make_mesh
+from claw_plan.executor.ranks import Rank
+from claw_plan.planner.candidate import Candidate
+
+
+def test_one_rank_stands_at_the_start_of_every_axis(alone: Rank) -> None:
+    mesh = make_mesh(Candidate(), "cpu")
+    assert mesh.sizes == dict.fromkeys(AXES, 1)
+    assert [mesh.index(axis) for axis in AXES] == [0, 0, 0, 0]
+    assert mesh.data_index == 0
+    assert mesh.data_mesh.mesh_dim_names == ("dp_shard",)
+
+
+def test_axes_lie_in_the_candidates_order(alone: Rank) -> None:
+    order = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+    mesh = make_mesh(Candidate(mesh_order=order), "cpu")
+    assert mesh.device_mesh.mesh_dim_names == ("tp", "dp_shard", "dp_replicate", "pp")
+
+
+def test_too_few_ranks_are_refused(alone: Rank) -> None:
+    with pytest.raises(ExecutionError, match=r"needs 6 ranks \(pp=3 .* tp=2\), but 1 were"):
+        make_mesh(Candidate(pp=3, tp=2), "cpu")

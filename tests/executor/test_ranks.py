@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from claw_plan.executor.ranks import Rank
+
+
+def test_torchrun_says_where_a_rank_stands() -> None:
+    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    rank = Rank(rank=5, world_size=8, local_rank=1, local_world_size=4)
+    assert Rank.from_environment(environment) == rank
+
+
+def test_srun_says_it_in_its_own_words() -> None:
+    environment = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+    rank = Rank(rank=3, world_size=4, local_rank=1, local_world_size=4)
+    assert Rank.from_environment(environment) == rank
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}])
+def test_a_process_by_itself_is_no_rank(environment: dict[str, str]) -> None:
+    assert Rank.from_environment(environment) is None

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+
+from claw_plan.executor.opened_plan import open_plan
+from claw_plan.executor.parallel_model import DOUBLE
+from claw_plan.executor.reference import DoubleMode, reference_steps, without_dropout
+from claw_plan.planner.errors import PlanError
+
+
+def test_dropout_modules_stand_at_zero(tiny_plan: Callable[..., Path]) -> None:
+    _, loaded = open_plan(tiny_plan("dropout"))
+    loaded = dataclasses.replace(loaded, make=lambda: nn.Sequential(nn.Dropout(0.5)))
+    assert without_dropout(loaded).build()[0].p == 0.0
+
+
+def test_one_process_learns_and_reports_each_step(tiny_plan: Callable[..., Path]) -> None:
+    plan, loaded = open_plan(tiny_plan("steps"))
+    with DoubleMode():
+        (loss, parameters), (_, later) = reference_steps(plan, loaded, 2, DOUBLE)
+    assert loss == pytest.approx(4.1, abs=0.1)  # ln 61: nothing is known yet
+    assert {value.dtype for value in parameters.values()} == {torch.float64}
+    name = "transformer.h.0.mlp.c_fc.weight"
+    assert not torch.equal(parameters[name], later[name])
+
+
+def test_a_forward_that_draws_is_refused(tiny_plan: Callable[..., Path]) -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Embedding(61, 4)
+
+        def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(self.layer(idx), 0.5).mean()
+
+    plan, loaded = open_plan(tiny_plan("drawing"))
+    loaded = dataclasses.replace(loaded, make=Drawing)
+    with pytest.raises(PlanError, match="draws random numbers"):
+        list(reference_steps(plan, loaded, 1, DOUBLE))
+
+
+def test_in_double_mode_nothing_falls_back_to_single() -> None:
+    value = torch.full((2,), 1 / 3, dtype=torch.float64)
+    with DoubleMode():
+        results = [
+            value.float(),
+            value.to(torch.float32),
+            value.type(torch.float32),
+            torch.softmax(value, 0, dtype=torch.float32),
+            torch.zeros(2, dtype=torch.float32),
+        ]
+    assert {result.dtype for result in results} == {torch.float64}
+    assert value.float().dtype == torch.float32
