@@ -55,7 +55,8 @@ class Bounds:
     problem: Problem
     shards: ShardSizes
     _paths: dict[tuple[object, ...], StagePath | None] = field(default_factory=dict)
-    _compute: dict[tuple[object, ...], int | None] = field(default_factory=dict)
+    _compute: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _totals: dict[tuple[object, ...], int] = field(default_factory=dict)
     _optimizer: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def stage_path(self, candidate: Candidate, fits: Fits | None = None) -> StagePath | None:
@@ -103,11 +104,21 @@ class Bounds:
             backward.append(down + again)
         return forward, backward
 
-    def compute_ns(self, candidate: Candidate) -> int | None:
-        """The path bound without data-parallel traffic; None when pp is not possible."""
+    def even_ns(self, candidate: Candidate) -> int:
+        """The crudest path bound: stages as equal as no cut can make them."""
+        key = (candidate.tp, candidate.sequence_parallel, candidate.microbatch_size,
+               candidate.recompute)  # fmt: skip
+        if key not in self._totals:
+            self._totals[key] = sum(map(sum, self._unit_times(candidate)))
+        total = self._totals[key]
+        count = candidate.num_microbatches(self.problem.training.global_batch)
+        # One microbatch passes all stages; some stage does at least a p-th of each.
+        return max(total, count * -(-total // candidate.pp))
+
+    def compute_ns(self, candidate: Candidate) -> int:
+        """The path bound without data-parallel traffic."""
         path = self.stage_path(candidate)
-        if path is None:
-            return None
+        assert path is not None, "the space has no more stages than there are cuts"
         count = candidate.num_microbatches(self.problem.training.global_batch)
         key = (candidate.pp, candidate.tp, candidate.sequence_parallel,
                candidate.microbatch_size, candidate.recompute, count)  # fmt: skip

@@ -34,7 +34,7 @@ def reasons(scorer: Scorer, space: Space, found: Searched, best: Scored) -> Iter
         elif axis == "pipeline parallelism" and len(graph.blocks) < 2:
             yield f"{axis}: not possible here: the model has no chain of blocks to cut"
         else:
-            yield from _why_not(axis, uses, found, best)
+            yield from _why_not(axis, uses, scorer, found, best)
     unused = scorer.problem.cluster.num_devices - best.candidate.num_devices
     if unused:
         yield (
@@ -45,7 +45,11 @@ def reasons(scorer: Scorer, space: Space, found: Searched, best: Scored) -> Iter
 
 
 def _why_not(
-    axis: str, uses: Callable[[Candidate], bool], found: Searched, best: Scored
+    axis: str,
+    uses: Callable[[Candidate], bool],
+    scorer: Scorer,
+    found: Searched,
+    best: Scored,
 ) -> Iterator[str]:
     simulated = [
         (found.times_ns[candidate], candidate) for candidate, _ in found.ranked if uses(candidate)
@@ -56,10 +60,10 @@ def _why_not(
         yield f"{axis}: {slower:+.1%} at best ({format_ns(time_ns)} with {candidate.short()})"
         return
     if axis in GROUP_AXES:
-        bounds = [(bound, group.base) for bound, group in found.groups if uses(group.base)]
-        if not bounds:
+        least = _least_bound(scorer, found, uses)
+        if least is None:
             return
-        bound, base = min(bounds, key=lambda entry: entry[0])
+        bound, base = least
         if bound >= best.step_time_ns:
             yield (
                 f"{axis}: cannot be faster than {format_ns(bound)} "
@@ -71,6 +75,21 @@ def _why_not(
         yield f"{axis}: {len(pruned)} candidates looked faster but do not fit in memory"
     else:
         yield f"{axis}: every candidate with it has a bound above {format_ns(best.step_time_ns)}"
+
+
+def _least_bound(
+    scorer: Scorer, found: Searched, uses: Callable[[Candidate], bool]
+) -> tuple[int, Candidate] | None:
+    """The least path bound of the groups with the axis, cutting stages only where needed."""
+    least: tuple[int, Candidate] | None = None
+    for crude, group in sorted(found.groups, key=lambda entry: entry[0]):
+        if least is not None and crude >= least[0]:
+            break
+        if uses(group.base):
+            bound = scorer.bounds.compute_ns(group.base)
+            if least is None or bound < least[0]:
+                least = bound, group.base
+    return least
 
 
 def _binding(best: Scored) -> str:

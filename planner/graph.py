@@ -33,7 +33,7 @@ class Amount(NamedTuple):
         split = self.split_fixed + self.split_per_sample * batch
         return self.fixed + self.per_sample * batch + -(-split // tp)
 
-    def __add__(self, other: object) -> Amount:  # type: ignore[override]
+    def __add__(self, other: object) -> Amount:
         if not isinstance(other, Amount):
             return NotImplemented
         return Amount(*(a + b for a, b in zip(self, other, strict=True)))

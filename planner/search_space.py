@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from claw_plan.planner.bound import Cuts, StagePath
@@ -24,8 +25,8 @@ Choice: TypeAlias = tuple[Candidate, Cuts]
 class Searched:
     """The candidates that were simulated, best first, with their cuts; and what was not.
 
-    `groups` holds every group with its bound, `pruned` the candidates memory ruled out with
-    their cuts, `times_ns` the simulated times by candidate.
+    `groups` holds every group with its crudest bound, `pruned` the candidates memory ruled out
+    with their cuts, `times_ns` the simulated times by candidate.
     """
 
     ranked: tuple[Choice, ...]
@@ -44,14 +45,15 @@ class _Searcher:
         self.pruned: list[Choice] = []
 
     def branches(self) -> Iterator[Branch[Choice]]:
+        """Every group under its crudest bound; the stage cut waits until that is not enough."""
         for group in self._space.groups():
-            bound = self._scorer.bounds.compute_ns(group.base)
-            if bound is not None:
-                self.groups.append((bound, group))
-                yield Branch(bound, _order(group.base), group.size, self._opener(group))
+            bound = self._scorer.bounds.even_ns(group.base)
+            self.groups.append((bound, group))
+            yield Branch(bound, _order(group.base), group.size, partial(self._cut, group))
 
-    def _opener(self, group: Group) -> Callable[[], Iterable[Branch[Choice]]]:
-        return lambda: self._members(group)
+    def _cut(self, group: Group) -> Iterator[Branch[Choice]]:
+        bound = self._scorer.bounds.compute_ns(group.base)
+        yield Branch(bound, _order(group.base), group.size, partial(self._members, group))
 
     def _members(self, group: Group) -> Iterator[Branch[Choice]]:
         for candidate in self._space.members(group):

@@ -57,10 +57,11 @@ class Space:
             raise PlanError(
                 f"--fix tp={pinned.tp}: the model's heads divide by {valid} only{reason}"
             )
-        blocks = len(graph.blocks)
-        if pinned.pp > max(1, blocks):
+        if pinned.pp > self.most_stages():
+            refused = next(iter(graph.cut_refused.values()), "")
             raise PlanError(
-                f"--fix pp={pinned.pp}: the model has {blocks} blocks, and a stage needs one"
+                f"--fix pp={pinned.pp}: the model's {len(graph.blocks)} blocks make at most "
+                f"{self.most_stages()} stages{f' ({refused})' if refused else ''}"
             )
         devices = self._problem.cluster.num_devices
         if pinned.num_devices > devices:
@@ -75,6 +76,11 @@ class Space:
         if graph.no_tensor_parallel:
             return [1]
         return divisors(graph.tp_divides)
+
+    def most_stages(self) -> int:
+        """Pipeline stages the chain can be cut into: one more than there are legal cuts."""
+        graph = self._problem.graph
+        return 1 + sum(unit not in graph.cut_refused for unit in range(2, len(graph.blocks) + 1))
 
     def device_counts(self) -> list[int]:
         """Numbers of devices a plan may use: any part of one node, or whole nodes."""
@@ -96,12 +102,12 @@ class Space:
                         yield from self._variants(pp, tp, dp, size, batch // (dp * size))
 
     def _degrees(self, count: int) -> Iterator[tuple[int, int, int]]:
-        blocks = max(1, len(self._problem.graph.blocks))
+        stages = self.most_stages()
         for tp in self.tp_degrees():
             if count % tp or not self._pinned("tp", tp):
                 continue
             for pp in divisors(count // tp):
-                if pp <= blocks and self._pinned("pp", pp):
+                if pp <= stages and self._pinned("pp", pp):
                     yield pp, tp, count // (tp * pp)
 
     def _variants(

@@ -120,7 +120,7 @@ def test_an_edited_plan_is_scored_as_it_stands(tmp_path):
     "fix, said",
     [
         ({"tp": 5}, "heads divide by 1, 2, 3, 4, 6, 12"),
-        ({"pp": 13}, "the model has 12 blocks"),
+        ({"pp": 13}, "12 blocks make at most 12 stages"),
         ({"cp": 2}, "context parallelism is not executed yet; use cp=1"),
         ({"schedule": "1f1b"}, "use one of 1F1B, GPipe"),
     ],

@@ -101,8 +101,11 @@ def test_no_bound_exceeds_its_simulation(toys):
         for candidate, path in every_choice(scorer, Space(problem, {})):
             simulated = scorer.step_time_ns(candidate, path.cuts)
             assert scorer.bounds.candidate_ns(candidate, path) <= simulated, candidate
-            group_bound = scorer.bounds.compute_ns(candidate)
-            assert group_bound is not None and group_bound <= simulated, candidate
+            crude, path_bound = (
+                scorer.bounds.even_ns(candidate),
+                scorer.bounds.compute_ns(candidate),
+            )
+            assert crude <= path_bound <= simulated, candidate
             checked += 1
 
 
