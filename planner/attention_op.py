@@ -31,52 +31,61 @@ _LIBRARY.define("grouped_mm(Tensor a, Tensor b, Tensor? offsets) -> Tensor")
 ops = torch.ops.claw_plan
 
 
-def _plain_attention(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> Any:
-    """Scores and output as the definition says, float arithmetic left as it is."""
-    groups = q.shape[1] // k.shape[1]
-    k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
-    scores = (q @ k.transpose(-1, -2)) * scale
+def _scores(q: Any, k: Any, mask: Any, causal: bool, scale: float) -> torch.Tensor:
+    """Attention's scores as the definition says; grouped keys stand for several query heads."""
+    scores: torch.Tensor = (q @ _per_query_head(k, q).transpose(-1, -2)) * scale
     if causal:
         square = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
         scores = scores.masked_fill(~square.tril(), -math.inf)
-    if mask is not None:
-        scores = (
-            scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        )
-    return scores, torch.softmax(scores, dim=-1) @ v
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
+def _per_query_head(k: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
 
 
 def _attention_real(
     q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Used when a model is recorded on real tensors; dropout changes no shape and is left out."""
-    scores, out = _plain_attention(q, k, v, mask, causal, scale)
-    return out.contiguous(), torch.logsumexp(scores.float(), dim=-1)
+    scores = _scores(q, k, mask, causal, scale)
+    out = torch.softmax(scores, dim=-1) @ _per_query_head(v, q)
+    return _output_of(q, v).copy_(out), torch.logsumexp(scores.float(), dim=-1)
+
+
+def _output_of(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Kernels keep q's layout, so that the transpose and reshape after them copy nothing."""
+    if v.shape[-1] == q.shape[-1]:
+        return torch.empty_like(q)
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
 def _attention_backward_real(
     grad: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logsumexp: Any,
     dropout: float, causal: bool, scale: float, mask_grad: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    wanted = [q, k, v] + ([mask] if mask_grad else [])
-    with torch.enable_grad():
-        leaves = [tensor.detach().requires_grad_() for tensor in wanted]
-        own_mask = leaves[3] if mask_grad else mask
-        _, again = _plain_attention(leaves[0], leaves[1], leaves[2], own_mask, causal, scale)
-        grads = torch.autograd.grad(again, leaves, grad)
-    return (*grads, *([] if mask_grad else [q.new_empty(0)]))
+    """The derivatives written out, since autograd does not work below autograd."""
+    weights = torch.softmax(_scores(q, k, mask, causal, scale), dim=-1)
+    by_weight = grad @ _per_query_head(v, q).transpose(-1, -2)
+    by_score = weights * (by_weight - (grad * out).sum(-1, keepdim=True))
+
+    def per_key_head(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.unflatten(1, (k.shape[1], -1)).sum(2)
+
+    return (
+        by_score @ _per_query_head(k, q) * scale,
+        per_key_head(by_score.transpose(-1, -2) @ q * scale),
+        per_key_head(weights.transpose(-1, -2) @ grad),
+        by_score.sum_to_size(mask.shape) if mask_grad else q.new_empty(0),
+    )
 
 
 def _attention_fake(
     q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    # Kernels keep q's layout, so that the transpose and reshape after them copy nothing.
-    out = (
-        torch.empty_like(q)
-        if v.shape[-1] == q.shape[-1]
-        else q.new_empty(*q.shape[:-1], v.shape[-1])
-    )
-    return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return _output_of(q, v), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 def _attention_backward_fake(

@@ -55,7 +55,7 @@ def _search(name: str, module: nn.Module) -> Iterator[Container]:
 def _could_be_blocks(children: Sequence[nn.Module]) -> bool:
     # Lists of embedding tables stand side by side; a list of lists is no list of blocks.
     one_class = len({type(child) for child in children}) == 1
-    other = (nn.Embedding, nn.EmbeddingBag, *CONTAINERS)
+    other = (nn.Embedding, nn.EmbeddingBag, nn.ModuleList, nn.ModuleDict)
     return one_class and len(children) >= 2 and not isinstance(children[0], other)
 
 

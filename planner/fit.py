@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from claw_plan.planner.errors import TraceError
 from claw_plan.planner.graph import Amount, Exchange, Op, UnitCost
 from claw_plan.planner.recorder import BACKWARD, FORWARD, RecordedExchange, RecordedOp, Recording
 
@@ -112,8 +111,8 @@ class Fit:
         return Amount(low - slope, slope)
 
 
-class ProgramChanges(TraceError):
-    """The operators a model runs differ between batch sizes."""
+class ProgramChanges(Exception):
+    """The operators differ between batch sizes; `trace` catches it and says what it means."""
 
 
 def identity(op: RecordedOp | RecordedExchange) -> tuple[str, ...]:

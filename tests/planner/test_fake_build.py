@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+
+from claw_plan.planner.errors import TraceError
+from claw_plan.planner.fake_build import build_fake
+from claw_plan.planner.model_source import LoadedModel, load_model
+from claw_plan.planner.torch_private import FakeTensorMode
+
+NET = """
+import torch
+import torch.nn as nn
+class Net(nn.Module):
+    def __init__(self, read, size=4):
+        super().__init__()
+        self.rate = torch.linspace(0, 1, 5)[2].item() if read else 0.5
+        self.one, self.two = nn.Linear(size, size), nn.Linear(size, size)
+        self.two.weight = self.one.weight
+        self.one.bias.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(4)
+"""
+
+
+def load(tmp_path: Path, build: str) -> LoadedModel:
+    path = tmp_path / "model.py"
+    path.write_text(NET, encoding="utf-8")
+    return load_model(path, build=build, inputs="x=float32[B,4]")
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_parameters_and_buffers_are_fake_and_ties_kept(tmp_path: Path, read: bool) -> None:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    module = build_fake(load(tmp_path, f"Net({read})"), fake)
+    for tensor in [*module.parameters(), *module.buffers()]:
+        assert tensor.fake_mode is fake
+    assert module.rate == 0.5
+    assert module.two.weight is module.one.weight
+    assert isinstance(module.one.weight, nn.Parameter)
+    assert not module.one.bias.requires_grad and module.two.bias.requires_grad
+
+
+def test_reading_values_needs_no_more_memory(tmp_path: Path) -> None:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    module = build_fake(load(tmp_path, "Net(True, size=40_000)"), fake)
+    assert module.one.weight.numel() == 1_600_000_000
+
+
+def test_registration_is_torchs_own_again(tmp_path: Path) -> None:
+    build_fake(load(tmp_path, "Net(True)"), FakeTensorMode(allow_non_fake_inputs=True))
+    assert torch.equal(nn.Linear(2, 2, bias=False).weight * 0, torch.zeros(2, 2))
+
+
+def test_a_real_error_is_the_models_own(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="ZeroDivisionError"):
+        build_fake(load(tmp_path, "Net(1 / 0)"), FakeTensorMode(allow_non_fake_inputs=True))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from claw_plan.planner.errors import TraceError
+from claw_plan.planner.foreign_code import LONGEST_MESSAGE, ForeignCode, import_file
+from claw_plan.profiles.errors import InputError
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_imports_its_sibling_and_not_another_folders(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        write(tmp_path / folder / "part_of_model.py", f"NAME = {folder!r}")
+        write(tmp_path / folder / "model.py", "from part_of_model import NAME")
+    assert import_file(tmp_path / "one" / "model.py").NAME == "one"
+    assert import_file(tmp_path / "two" / "model.py").NAME == "two"
+
+
+def test_dataclasses_with_postponed_annotations_work(tmp_path: Path) -> None:
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    text += "@dataclass\nclass Config:\n    layers: int = 3\n"
+    assert import_file(write(tmp_path / "model.py", text)).Config().layers == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\nraise ValueError('seven\\nmore')", r": ValueError: seven \(model.py line 2\)"),
+        ("def f(:", "SyntaxError.* line 1"),
+        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such"),
+        ("raise AssertionError('Torch not compiled with CUDA enabled')", "planning needs no GPU"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3.*guard it with __main__"),
+    ],
+)  # fmt: skip
+def test_errors_are_the_files_own_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        import_file(write(tmp_path / "model.py", text))
+
+
+def test_long_messages_are_shortened(tmp_path: Path) -> None:
+    with pytest.raises(TraceError) as caught, ForeignCode(tmp_path / "model.py", "running"):
+        raise RuntimeError("x" * 10_000)
+    assert len(str(caught.value)) < LONGEST_MESSAGE + 200
+
+
+def test_our_own_errors_and_interrupts_pass(tmp_path: Path) -> None:
+    for error in (InputError("ours"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), ForeignCode(tmp_path / "model.py", "running"):
+            raise error

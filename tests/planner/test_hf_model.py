@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from claw_plan.planner.model_source import load_model
+from claw_plan.profiles.errors import InputError
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 16,
+    "torch_dtype": "bfloat16",
+}
+
+
+def write(tmp_path: Path, config: Any) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_folder_with_a_config_is_a_language_model(tmp_path: Path) -> None:
+    model = load_model(write(tmp_path, LLAMA))
+    module, batch = model.build(), model.example_batch(2)
+    assert type(module).__name__ == "LlamaForCausalLM"
+    assert {str(p.dtype) for p in module.parameters()} == {"torch.float32"}
+    assert {name: tuple(t.shape) for name, t in batch.items()} == {
+        "input_ids": (2, 16),
+        "labels": (2, 16),
+    }
+    assert model.seq_len() == 16 and not module.config.use_cache
+    assert model.loss(module(**batch), batch).requires_grad
+
+
+@pytest.mark.slow
+def test_the_named_architecture_wins(tmp_path: Path) -> None:
+    config = {**LLAMA, "architectures": ["LlamaForSequenceClassification"], "pad_token_id": 0}
+    model = load_model(write(tmp_path, config))
+    module, batch = model.build(), model.example_batch(3)
+    assert batch["labels"].shape == (3,)
+    assert model.loss(module(**batch), batch).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json", "is not JSON"),
+        ("[1]", "has a key 'model_type'"),
+        ('{"hidden_size": 3}', "has a key 'model_type'"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        load_model(tmp_path)
+
+
+def test_build_is_for_python_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--build names an expression of a Python file"):
+        load_model(write(tmp_path, LLAMA), build="x")

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from claw_plan.planner.torch_private import (
+    FakeTensorMode,
+    current_node,
+    last_sequence_number,
+    one_sequence_per_row,
+    override_kernels,
+    sequence_number,
+    storage_key,
+)
+
+
+def test_a_node_has_the_number_that_was_the_last_when_it_was_made() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    assert sequence_number(y.grad_fn) == last_sequence_number()
+    z = y + 1
+    assert sequence_number(z.grad_fn) == last_sequence_number() == sequence_number(y.grad_fn) + 1
+
+
+def test_the_current_node_is_the_one_whose_backward_runs() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    seen = []
+    x.register_hook(lambda grad: seen.append(current_node()))
+    assert current_node() is None
+    y.sum().backward()
+    assert seen[0] is not None and current_node() is None
+
+
+def test_views_share_a_storage_key() -> None:
+    x = torch.ones(4)
+    assert storage_key(x) == storage_key(x[1:]) != storage_key(x.clone())
+
+
+def test_kernels_are_replaced_above_autograd_and_put_back() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with override_kernels({"relu": lambda tensor: tensor * 5}):
+        y = torch.relu(x)
+        y.sum().backward()
+    assert y.tolist() == x.grad.tolist() == [5.0, 5.0]
+    assert torch.relu(x).tolist() == [1.0, 1.0]
+
+
+def test_packed_sequences_are_denied_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    masking = ModuleType("transformers.masking_utils")
+    masking.find_packed_sequence_indices = lambda ids: "asked"
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", masking)
+    with one_sequence_per_row():
+        assert masking.find_packed_sequence_indices(1) is None
+    assert masking.find_packed_sequence_indices(1) == "asked"
+    monkeypatch.delitem(sys.modules, "transformers.masking_utils")
+    with one_sequence_per_row():
+        assert "transformers.masking_utils" not in sys.modules
+
+
+def test_fake_tensors_have_shapes_only() -> None:
+    with FakeTensorMode():
+        big = torch.empty(10**6, 10**6)
+        assert (big @ big).shape == (10**6, 10**6)
+
+
+@pytest.mark.slow
+def test_tracing_does_not_wait_for_torch_dynamo() -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from claw_plan.planner.model_source import load_model\n"
+        "from claw_plan.planner.subject import Subject\n"
+        "import torch\n"
+        "model = load_model(Path('examples/gpt_small.py'))\n"
+        "Subject.prepare(model, seq_len=8, dtype=torch.float32, fold=2).record(2)\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
