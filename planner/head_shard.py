@@ -27,6 +27,17 @@ Handler = Callable[[Callable[..., Any], "Arguments"], Any]
 HANDLERS: dict[str, Handler] = {}
 """Translations by the name of the torch function or method."""
 
+
+def handles(names: str) -> Callable[[Handler], Handler]:
+    """Registers a translation under the names of the functions it is for."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(names.split(), handler))
+        return handler
+
+    return register
+
+
 OF_THE_WHOLE = frozenset(
     "shape size dim ndim ndimension numel nelement device dtype layout requires_grad is_leaf "
     "is_cuda is_cpu is_meta is_mps is_xla is_xpu is_sparse is_nested is_quantized is_mkldnn "

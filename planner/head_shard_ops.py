@@ -18,11 +18,10 @@ import torch
 
 from claw_plan.planner.errors import PiecesNeeded
 from claw_plan.planner.head_shard import (
-    HANDLERS,
     Arguments,
-    Handler,
     HeadShard,
     common_layout,
+    handles,
     meet,
     whole_operand,
 )
@@ -31,18 +30,10 @@ Function = Callable[..., Any]
 _Extreme = namedtuple("_Extreme", "values indices")
 
 
-def _handles(names: str) -> Callable[[Handler], Handler]:
-    def register(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(names.split(), handler))
-        return handler
-
-    return register
-
-
 # Element by element.
 
 
-@_handles(
+@handles(
     "contiguous clone detach float half bfloat16 double cuda cpu alias gelu silu relu relu_ relu6 "
     "mish tanh sigmoid logsigmoid exp exp_ exp2 expm1 log log2 log1p sqrt rsqrt abs neg __neg__ "
     "negative square reciprocal dropout clamp clamp_min clamp_max clip leaky_relu elu selu celu "
@@ -67,7 +58,7 @@ def _pointwise(func: Function, arguments: Arguments) -> HeadShard:
     return HeadShard(local, replace(layout, dim=local.ndim - offset))
 
 
-@_handles("to type type_as")
+@handles("to type type_as")
 def _convert(func: Function, arguments: Arguments) -> Any:
     """A change of dtype or device; a second tensor only lends its own."""
     first = arguments.args[0]
@@ -92,7 +83,7 @@ def _dims(value: Any, shard: HeadShard, arguments: Arguments) -> list[int]:
     return dims
 
 
-@_handles("softmax log_softmax cumsum cumprod normalize glu")
+@handles("softmax log_softmax cumsum cumprod normalize glu")
 def _along(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     default = {"normalize": 1, "glu": -1}.get(arguments.name)
@@ -106,7 +97,7 @@ def _along(func: Function, arguments: Arguments) -> HeadShard:
     return HeadShard(arguments.call(func), shard.divided)
 
 
-@_handles("sum mean amax amin var std logsumexp prod max min argmax argmin norm")
+@handles("sum mean amax amin var std logsumexp prod max min argmax argmin norm")
 def _reduction(func: Function, arguments: Arguments) -> Any:
     shard = arguments.subject()
     index = 2 if arguments.name == "norm" else 1
@@ -120,7 +111,7 @@ def _reduction(func: Function, arguments: Arguments) -> Any:
     return wrap(results) if isinstance(results, torch.Tensor) else _Extreme(*map(wrap, results))
 
 
-@_handles("layer_norm rms_norm")
+@handles("layer_norm rms_norm")
 def _norm(func: Function, arguments: Arguments) -> HeadShard:
     """Over the last dimensions, e.g. of every head on its own."""
     shard = arguments.subject()
@@ -130,7 +121,7 @@ def _norm(func: Function, arguments: Arguments) -> HeadShard:
     return HeadShard(local, shard.divided)
 
 
-@_handles("linear")
+@handles("linear")
 def _linear(func: Function, arguments: Arguments) -> HeadShard:
     """A whole weight over another dimension, e.g. one for every head."""
     shard = arguments.subject()
@@ -142,7 +133,7 @@ def _linear(func: Function, arguments: Arguments) -> HeadShard:
 # Products.
 
 
-@_handles("matmul __matmul__ bmm baddbmm")
+@handles("matmul __matmul__ bmm baddbmm")
 def _matmul(func: Function, arguments: Arguments) -> HeadShard:
     """Batches of products divided over a batch dimension, or divided rows times a whole matrix."""
     offset, layout, _ = common_layout(arguments)
@@ -158,7 +149,7 @@ def _matmul(func: Function, arguments: Arguments) -> HeadShard:
     return HeadShard(local, replace(layout, dim=local.ndim - 2))
 
 
-@_handles("scaled_dot_product_attention")
+@handles("scaled_dot_product_attention")
 def _attention(func: Function, arguments: Arguments) -> HeadShard:
     """Attention over divided heads (or any batch dimension); grouped k and v divide with them."""
     names = ("query", "key", "value")
@@ -182,7 +173,7 @@ def _attention(func: Function, arguments: Arguments) -> HeadShard:
     return HeadShard(arguments.call(func), replace(layout, dim=q.ndim - offset))
 
 
-@_handles("einsum")
+@handles("einsum")
 def _einsum(func: Function, arguments: Arguments) -> HeadShard:
     """The letter of the divided dimension must be the same in all shards and in the result."""
     equation, operands = arguments.args[0].replace(" ", ""), arguments.args[1:]
@@ -251,7 +242,7 @@ def _cut_evenly(
     return tuple(_cut(shard, a, b, arguments) for a, b in pairwise(edges))
 
 
-@_handles("split split_with_sizes chunk")
+@handles("split split_with_sizes chunk")
 def _split(func: Function, arguments: Arguments) -> tuple[HeadShard, ...]:
     shard = arguments.subject()
     names = ("split_size_or_sections", "split_size", "split_sizes", "chunks")
@@ -268,7 +259,7 @@ def _split(func: Function, arguments: Arguments) -> tuple[HeadShard, ...]:
     return _cut_evenly(shard, list(wanted), arguments)
 
 
-@_handles("unbind select")
+@handles("unbind select")
 def _unbind(func: Function, arguments: Arguments) -> Any:
     shard = arguments.subject()
     dim = arguments.get(1, "dim", 0) % shard.ndim
@@ -290,12 +281,12 @@ def _singly(shard: HeadShard, arguments: Arguments) -> Exception:
     return PiecesNeeded(str(refusal), columns=shard.divided.columns, pieces=pieces)
 
 
-@_handles("__iter__")
+@handles("__iter__")
 def _iterate(func: Function, arguments: Arguments) -> Any:
     return iter(arguments.subject().unbind(0))
 
 
-@_handles("narrow")
+@handles("narrow")
 def _narrow(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     dim, start, length = (
@@ -306,7 +297,7 @@ def _narrow(func: Function, arguments: Arguments) -> HeadShard:
     return HeadShard(arguments.call(func), shard.divided)
 
 
-@_handles("__getitem__")
+@handles("__getitem__")
 def _index(func: Function, arguments: Arguments) -> HeadShard:
     """Integers, slices, None and dots; on the divided dimension whole pieces only."""
     shard = arguments.subject()
@@ -339,7 +330,7 @@ def _without_dots(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
     return (*index[:place], *[slice(None)] * (ndim - used), *index[place + 1 :])
 
 
-@_handles("cat concat concatenate")
+@handles("cat concat concatenate")
 def _cat(func: Function, arguments: Arguments) -> HeadShard:
     tensors = [t for t in arguments.get(0, "tensors") if t.shape != (0,)]  # torch skips these
     dim = arguments.get(1, "dim", 0)
@@ -370,7 +361,7 @@ def _along_divided(tensors: Sequence[torch.Tensor], dim: int) -> bool:
     return any(isinstance(t, HeadShard) and dim % t.ndim == t.divided.dim for t in tensors)
 
 
-@_handles("stack")
+@handles("stack")
 def _stack(func: Function, arguments: Arguments) -> HeadShard:
     tensors = arguments.get(0, "tensors")
     offset, layout, extent = common_layout(arguments)

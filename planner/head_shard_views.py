@@ -16,17 +16,9 @@ from typing import Any
 
 import torch
 
-from claw_plan.planner.head_shard import HANDLERS, Arguments, Handler, HeadShard
+from claw_plan.planner.head_shard import Arguments, HeadShard, handles
 
 Function = Callable[..., Any]
-
-
-def _handles(names: str) -> Callable[[Handler], Handler]:
-    def register(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(names.split(), handler))
-        return handler
-
-    return register
 
 
 def _sizes(arguments: Arguments, name: str, first: int = 1) -> list[int]:
@@ -62,13 +54,13 @@ def reshaped(shard: HeadShard, sizes: Sequence[int], arguments: Arguments) -> He
     return HeadShard(shard.local.reshape(sizes), replace(layout, dim=dim, parts=parts))
 
 
-@_handles("view reshape")
+@handles("view reshape")
 def _view(func: Function, arguments: Arguments) -> HeadShard:
     name = "size" if arguments.name == "view" else "shape"
     return reshaped(arguments.subject(), _sizes(arguments, name), arguments)
 
 
-@_handles("view_as reshape_as")
+@handles("view_as reshape_as")
 def _view_as(func: Function, arguments: Arguments) -> Any:
     first, other = arguments.args
     if not isinstance(first, HeadShard):
@@ -76,7 +68,7 @@ def _view_as(func: Function, arguments: Arguments) -> Any:
     return reshaped(first, list(other.shape), arguments)
 
 
-@_handles("flatten")
+@handles("flatten")
 def _flatten(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     start = arguments.get(1, "start_dim", 0) % shard.ndim
@@ -87,7 +79,7 @@ def _flatten(func: Function, arguments: Arguments) -> HeadShard:
     )
 
 
-@_handles("unflatten")
+@handles("unflatten")
 def _unflatten(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     dim = arguments.get(1, "dim") % shard.ndim
@@ -97,7 +89,7 @@ def _unflatten(func: Function, arguments: Arguments) -> HeadShard:
     return reshaped(shard, [*shape[:dim], *sizes, *shape[dim + 1 :]], arguments)
 
 
-@_handles("squeeze")
+@handles("squeeze")
 def _squeeze(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     dims = arguments.get(1, "dim", list(range(shard.ndim)))
@@ -106,7 +98,7 @@ def _squeeze(func: Function, arguments: Arguments) -> HeadShard:
     return reshaped(shard, kept, arguments)
 
 
-@_handles("unsqueeze")
+@handles("unsqueeze")
 def _unsqueeze(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     dim = arguments.get(1, "dim") % (shard.ndim + 1)
@@ -114,7 +106,7 @@ def _unsqueeze(func: Function, arguments: Arguments) -> HeadShard:
     return HeadShard(arguments.call(func), replace(shard.divided, dim=after))
 
 
-@_handles("transpose transpose_ swapaxes swapdims t T mT")
+@handles("transpose transpose_ swapaxes swapdims t T mT")
 def _transpose(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     if arguments.name in ("t", "T", "mT"):
@@ -130,7 +122,7 @@ def _transpose(func: Function, arguments: Arguments) -> HeadShard:
     return HeadShard(shard.local.transpose(first, second), replace(shard.divided, dim=dim))
 
 
-@_handles("permute")
+@handles("permute")
 def _permute(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     order = [dim % shard.ndim for dim in _sizes(arguments, "dims")]
@@ -139,7 +131,7 @@ def _permute(func: Function, arguments: Arguments) -> HeadShard:
     )
 
 
-@_handles("movedim moveaxis")
+@handles("movedim moveaxis")
 def _movedim(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     source, target = arguments.get(1, "source"), arguments.get(2, "destination")
@@ -152,7 +144,7 @@ def _movedim(func: Function, arguments: Arguments) -> HeadShard:
     )
 
 
-@_handles("expand expand_as")
+@handles("expand expand_as")
 def _expand(func: Function, arguments: Arguments) -> Any:
     first = arguments.args[0]
     if not isinstance(first, HeadShard):
@@ -168,7 +160,7 @@ def _expand(func: Function, arguments: Arguments) -> Any:
     return HeadShard(first.local.expand(sizes), replace(first.divided, dim=dim))
 
 
-@_handles("repeat")
+@handles("repeat")
 def _repeat(func: Function, arguments: Arguments) -> HeadShard:
     shard = arguments.subject()
     times = _sizes(arguments, "repeats")
@@ -179,7 +171,7 @@ def _repeat(func: Function, arguments: Arguments) -> HeadShard:
     )
 
 
-@_handles("repeat_interleave")
+@handles("repeat_interleave")
 def _repeat_interleave(func: Function, arguments: Arguments) -> HeadShard:
     """Repeats of one divided head stay with it, so that its rank keeps them all."""
     shard = arguments.subject()

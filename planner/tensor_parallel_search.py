@@ -200,7 +200,10 @@ def _copied(values: Any) -> Any:
             keep(value.__dict__)
 
     keep(values)
-    return copy.deepcopy(values, memo)
+    try:
+        return copy.deepcopy(values, memo)
+    except TRIAL_ERRORS:  # an argument that cannot be copied; most are not changed by a call
+        return values
 
 
 def _trained(values: tuple[Any, Any]) -> tuple[Any, Any]:
