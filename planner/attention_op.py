@@ -72,7 +72,8 @@ def _attention_backward_real(
     by_score = weights * (by_weight - (grad * out).sum(-1, keepdim=True))
 
     def per_key_head(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.unflatten(1, (k.shape[1], -1)).sum(2)
+        by_group: torch.Tensor = gradient.unflatten(1, (k.shape[1], -1))
+        return by_group.sum(2)
 
     return (
         by_score @ _per_query_head(k, q) * scale,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from claw_plan.planner.errors import TraceError
 from claw_plan.planner.graph import Amount, Exchange, Op, UnitCost
 from claw_plan.planner.recorder import BACKWARD, FORWARD, RecordedExchange, RecordedOp, Recording
 
@@ -111,7 +112,7 @@ class Fit:
         return Amount(low - slope, slope)
 
 
-class ProgramChanges(Exception):
+class ProgramChanges(TraceError):
     """The operators differ between batch sizes; `trace` catches it and says what it means."""
 
 

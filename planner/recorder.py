@@ -21,7 +21,7 @@ import torch.nn.modules.module as module_hooks
 from claw_plan.planner.autograd_graph import watch_leaf_gradients, ways_around
 from claw_plan.planner.op_work import Work, num_bytes, works_of
 from claw_plan.planner.torch_private import (
-    DispatchMode,
+    TorchDispatchMode,
     current_node,
     last_sequence_number,
     sequence_number,
@@ -132,7 +132,7 @@ class Recording:
         return result
 
 
-class Recorder(DispatchMode):
+class Recorder(TorchDispatchMode):
     """Records what runs while it is entered; `recording` holds the result.
 
     Args:

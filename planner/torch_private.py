@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
+
+# Fake tensors carry shapes and autograd but no data; only torch._subclasses exports the mode.
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
-    "DispatchMode",
     "FakeTensorMode",
+    "TorchDispatchMode",
     "current_node",
     "last_sequence_number",
     "one_sequence_per_row",
@@ -25,31 +27,6 @@ __all__ = [
     "storage_key",
     "tree_leaves",
 ]
-
-
-class DispatchMode(TorchDispatchMode):
-    """A TorchDispatchMode that torch.compile may look into.
-
-    torch hides the others from it, for which it imports torch._dynamo at the first call (as long
-    as importing torch) and wraps every call.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-
-class FakeTensorMode(TorchFakeTensorMode):
-    """Fake tensors carry shapes and autograd but no data. As DispatchMode, without torch._dynamo.
-
-    Private: only torch._subclasses exports it.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    __torch_dispatch__ = TorchFakeTensorMode.__torch_dispatch__.__wrapped__  # type: ignore[attr-defined]
 
 
 def last_sequence_number() -> int:

@@ -8,7 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from claw_plan.planner.attention_op import fused_operators
-from claw_plan.planner.torch_private import DispatchMode, FakeTensorMode
+from claw_plan.planner.torch_private import FakeTensorMode, TorchDispatchMode
 
 FULL = ((2, 4, 6, 8),) * 3
 CASES = {
@@ -49,7 +49,7 @@ def test_results_and_gradients_are_those_of_torch(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-class Names(DispatchMode):
+class Names(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
