@@ -27,16 +27,16 @@ TRAIN, VERIFY = "train", "verify"
 class Job:
     """One task for all ranks. `folder` is theirs to write to; paths are absolute.
 
-    `data` is a text file to train on, empty for none. `record_steps` are steps on which each
-    operator is timed, which disturbs the step time.
+    `device_type` is 'cpu' or 'cuda' (ROCm too). `data` is a text file to
+    train on, empty for none.
     """
 
     kind: str
     folder: Path
     plans: tuple[Path, ...]
     steps: int
+    device_type: str = "cpu"
     data: str = ""
-    record_steps: tuple[int, ...] = ()
 
     def save(self) -> Path:
         """Writes job.json into the folder and answers with its path."""
@@ -52,7 +52,6 @@ class Job:
         values: dict[str, Any] = json.loads(path.read_text())
         values["folder"] = Path(values["folder"])
         values["plans"] = tuple(Path(plan) for plan in values["plans"])
-        values["record_steps"] = tuple(values["record_steps"])
         return cls(**values)
 
 

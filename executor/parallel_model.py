@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_of_mean
+from claw_plan.executor.loss_scale import LossScale
 from claw_plan.executor.mesh import Mesh, make_mesh
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.pipeline import RecordedStage, make_pipeline
@@ -71,6 +72,7 @@ class ParallelModel:
     reduces_data_parallel: bool = False
     has_loss: bool = True
     pipeline_stage: RecordedStage | None = field(default=None, repr=False)
+    loss_scale: LossScale | None = None
     recorder: StepRecorder | None = None
     optimizer_work: OpWork | None = None
 
@@ -79,8 +81,9 @@ class ParallelModel:
         with self.recorder or nullcontext():
             loss = self.forward_backward(batch)
             self.finish_gradients()
-        with self._recorded_optimizer():
-            self.optimizer.step()
+        if self.loss_scale is None or self.loss_scale.divide(self.trainable()):
+            with self._recorded_optimizer():
+                self.optimizer.step()
         self.optimizer.zero_grad()
         return self.global_loss(loss)
 
@@ -124,6 +127,11 @@ class ParallelModel:
         if self.tied is not None:
             self.tied.add_up()
 
+    def share_of_loss(self, loss: torch.Tensor, num_microbatches: int) -> torch.Tensor:
+        """What a microbatch's backward starts from."""
+        share = share_of_mean(loss, num_microbatches)
+        return share if self.loss_scale is None else share * self.loss_scale.factor
+
     def trainable(self) -> list[nn.Parameter]:
         """Parameters that the optimizer changes, in the model's order."""
         return [p for p in self.parameters.values() if p.requires_grad]
@@ -154,6 +162,7 @@ def compile_plan(
     shards = plan.training.precision != "float32" or knobs.dp_shard > 1
     if shards:
         _shard(stage, blocks, plan, mesh, lowers=precision == AS_PLANNED)
+    scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
     parameters = {names[name]: parameter for name, parameter in stage.model.named_parameters()}
     trainable = [p for p in parameters.values() if p.requires_grad]
     compiled = ParallelModel(
@@ -168,13 +177,16 @@ def compile_plan(
         tensor_parallel=tensor_parallel,
         reduces_data_parallel=not shards and knobs.dp_replicate > 1 and knobs.pp > 1,
         has_loss=mesh.index("pp") == knobs.pp - 1,
+        loss_scale=LossScale() if scales_loss else None,
     )
     if knobs.pp > 1:
         compiled.tied = TiedGradients(parameters, mesh.group("pp"))
         compiled.pipeline_stage = RecordedStage(
             stage, mesh.index("pp"), knobs.pp, device, mesh.group("pp"), compiled.recorded
         )
-        compiled.schedule = make_pipeline(compiled.pipeline_stage, plan.schedule, device)
+        compiled.schedule = make_pipeline(
+            compiled.pipeline_stage, plan.schedule, device, compiled.share_of_loss
+        )
     else:
         compiled.schedule = partial(_accumulate, compiled, _replicate(compiled, shards))
     return compiled
@@ -278,7 +290,7 @@ def _accumulate(
             with compiled.recorded("forward", f"0F{index}"):
                 loss = module(**batch)
             with compiled.recorded("backward", f"0B{index}"):
-                share_of_mean(loss, len(microbatches)).backward()
+                compiled.share_of_loss(loss, len(microbatches)).backward()
         total += loss.detach()
     return total / len(microbatches)
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.pipelining import PipelineStage
 
-from claw_plan.executor.gradients import share_of_mean
 from claw_plan.executor.torch_private import pipeline_runtime
 from claw_plan.planner.model_source import Batch
 from claw_plan.planner.plan import PlanSchedule
@@ -70,11 +69,15 @@ class RecordedStage(PipelineStage):
 
 
 def make_pipeline(
-    stage: RecordedStage, schedule: PlanSchedule, device: torch.device
+    stage: RecordedStage,
+    schedule: PlanSchedule,
+    device: torch.device,
+    share_of_loss: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> Callable[[list[Batch]], torch.Tensor]:
     """Forward and backward of all microbatches by the plan's actions, and their mean loss.
 
-    The loss is 0 on ranks other than those of the last stage.
+    `share_of_loss` makes of a microbatch's loss what its backward starts from. The loss is 0 on
+    ranks other than those of the last stage.
     """
     count = schedule.num_microbatches
     rows = schedule_actions(schedule.name, stage.num_stages, count)
@@ -82,7 +85,7 @@ def make_pipeline(
 
     def part_of_mean(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         losses.append(loss.detach())
-        return share_of_mean(loss, count)
+        return share_of_loss(loss, count)
 
     runtime = pipeline_runtime(
         stage, [[str(action) for action in row] for row in rows], count, part_of_mean

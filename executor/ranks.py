@@ -28,15 +28,18 @@ DEFAULT_PORT = 29500
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """A rank's place: in all and on its host."""
+    """A rank's place, in all and on its host, and the kind of device it computes on."""
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
+    device_type: str = "cpu"
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Rank | None:
+    def from_environment(
+        cls, environment: Mapping[str, str] = os.environ, device_type: str = "cpu"
+    ) -> Rank | None:
         """The rank a starter made of this process; None when it was started by itself."""
         if "RANK" in environment and "WORLD_SIZE" in environment:
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -50,12 +53,13 @@ class Rank:
             world_size=world_size,
             local_rank=int(environment.get(names[2], rank)),
             local_world_size=int(environment.get(names[3], world_size)),
+            device_type=device_type,
         )
 
     @property
     def device(self) -> torch.device:
-        """Its accelerator; the CPU on machines without one."""
-        if not torch.cuda.is_available():
+        """Its own accelerator, or the CPU."""
+        if self.device_type == "cpu":
             return torch.device("cpu")
         if self.local_rank >= torch.cuda.device_count():
             raise ExecutionError(

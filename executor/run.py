@@ -37,44 +37,52 @@ def run_plan(
         raise InputError(f"--steps is at least 1, but got {steps}")
     if data is not None and not data.is_file():
         raise InputError(f"--data {data} is not a file; give any text file")
-    rank = Rank.from_environment()
     plan, _ = open_plan(plan_path)
-    _check_machine(plan, rank)
+    rank = Rank.from_environment(device_type=device_type_of(plan))
+    check_machine(plan, rank)
     if rank is not None:
         return _run_joined(plan_path, steps, data, runs, rank, on_step)
     folder = make_run_folder(runs, plan_path)
-    job = _job(folder, steps, data)
+    job = _job(folder, steps, data, device_type_of(plan))
     tail = _Tail(folder / STEPS_FILE, on_step)
     start_ranks(job, plan.knobs().num_devices, watch=tail.read)
     tail.read()
     return read_result(folder)
 
 
-def _job(folder: Path, steps: int, data: Path | None) -> Job:
+def device_type_of(plan: Plan) -> str:
+    """What torch calls the devices of the plan's cluster."""
+    kind = cluster_from_mapping(plan.cluster, "cluster").nodes[0].device.kind
+    return "cpu" if kind == "cpu" else "cuda"
+
+
+def check_machine(plan: Plan, rank: Rank | None) -> None:
+    """A plan for accelerators runs where they are, one rank each; else ExecutionError."""
+    if device_type_of(plan) == "cpu":
+        return
+    if not torch.cuda.is_available():
+        device = cluster_from_mapping(plan.cluster, "cluster").nodes[0].device
+        raise ExecutionError(
+            f"the plan is for {device.name}, but this machine has no GPU; run it there, or plan "
+            "for this machine with --cluster cpu"
+        )
+    wanted, present = plan.knobs().num_devices, torch.cuda.device_count()
+    if rank is None and wanted > present:
+        raise ExecutionError(
+            f"the plan uses {wanted} GPUs and this machine has {present}; start `claw-plan run` "
+            f"on all nodes with torchrun or srun, {wanted} ranks together"
+        )
+
+
+def _job(folder: Path, steps: int, data: Path | None, device_type: str) -> Job:
     return Job(
         kind=TRAIN,
         folder=folder.resolve(),
         plans=((folder / "plan.yaml").resolve(),),
         steps=steps,
+        device_type=device_type,
         data=str(data.resolve()) if data is not None else "",
     )
-
-
-def _check_machine(plan: Plan, rank: Rank | None) -> None:
-    """A plan for accelerators runs where they are, one rank each."""
-    cluster = cluster_from_mapping(plan.cluster, "cluster")
-    device = cluster.nodes[0].device
-    if device.kind != "cpu" and not torch.cuda.is_available():
-        raise ExecutionError(
-            f"the plan is for {device.name}, but this machine has no GPU; run it there, or plan "
-            "for this machine with --cluster cpu"
-        )
-    wanted = plan.knobs().num_devices
-    if rank is None and torch.cuda.is_available() and wanted > torch.cuda.device_count():
-        raise ExecutionError(
-            f"the plan uses {wanted} GPUs and this machine has {torch.cuda.device_count()}; start "
-            f"`claw-plan run` on all nodes with torchrun or srun, {wanted} ranks together"
-        )
 
 
 def _run_joined(
@@ -87,7 +95,7 @@ def _run_joined(
     ]
     dist.broadcast_object_list(folders)
     folder = Path(str(folders[0]))
-    job = _job(folder, steps, data)
+    job = _job(folder, steps, data, rank.device_type)
     with end_together(job.folder, rank.rank) as progress:
         records = train(job, rank, progress, on_step)
         result = write_run(folder, records, rank) if rank.rank == 0 else None

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from claw_plan.executor.job import VERIFY, Job
 from claw_plan.executor.launch import WORKER, start_ranks
 from claw_plan.executor.parallel_model import DOUBLE, SINGLE
+from claw_plan.executor.run import device_type_of
 from claw_plan.executor.verify_rank import FP32_LOSS_TOLERANCE, FP64_TOLERANCE, result_path
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.plan import load_plan
+from claw_plan.planner.plan import Plan, load_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,8 @@ def verify_plans(
     """The same for several plans of one size, in one set of processes."""
     if steps < 1:
         raise PlanError(f"verify takes at least one step, but got {steps=}")
-    sizes = [load_plan(path).knobs().num_devices for path in plan_paths]
+    plans = [load_plan(path) for path in plan_paths]
+    sizes = [plan.knobs().num_devices for plan in plans]
     if len(set(sizes)) != 1:
         raise PlanError(f"plans verified together use equally many devices, but got {sizes}")
     with tempfile.TemporaryDirectory(prefix="claw-plan-verify-") as folder:
@@ -52,9 +56,19 @@ def verify_plans(
             folder=Path(folder),
             plans=tuple(path.resolve() for path in plan_paths),
             steps=steps,
+            device_type=_device_type(plans),
         )
         start_ranks(job, sizes[0], worker=worker)
         return [_result(job, index) for index in range(len(plan_paths))]
+
+
+def _device_type(plans: Sequence[Plan]) -> str:
+    """The plans' own devices where there are enough here; any plan can be verified on CPUs."""
+    wanted = {device_type_of(plan) for plan in plans}
+    fits = torch.cuda.is_available() and all(
+        plan.knobs().num_devices <= torch.cuda.device_count() for plan in plans
+    )
+    return "cuda" if wanted == {"cuda"} and fits else "cpu"
 
 
 def _result(job: Job, index: int) -> VerifyResult:

@@ -22,7 +22,7 @@ from claw_plan.executor.verify_rank import verify_on_rank
 def main(argv: list[str]) -> int:
     """Runs the job of the given file on this rank; 0 when done."""
     job = Job.load(Path(argv[0]))
-    rank = Rank.from_environment()
+    rank = Rank.from_environment(device_type=job.device_type)
     if rank is None:
         raise ExecutionError("a worker is started by `claw-plan run`, not by hand")
     die_with_parent()

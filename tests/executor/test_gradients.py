@@ -59,7 +59,7 @@ FAULTS = {
         r"on rank [01] after step 1",
     ),
     "the same in a pipeline": (
-        "pipeline.share_of_mean = lambda loss, count: loss",
+        "parallel_model.share_of_mean = lambda loss, count: loss",
         {"pp": 2},
         r"on rank [01] after step 1",
     ),
@@ -81,7 +81,7 @@ def test_each_silent_fault_is_seen_by_verify(
     script = tmp_path / "faulty_worker.py"
     script.write_text(
         "import sys\n"
-        "from claw_plan.executor import gradients, parallel_model, pipeline, worker\n"
+        "from claw_plan.executor import gradients, parallel_model, worker\n"
         f"{change}\n"
         "raise SystemExit(worker.main(sys.argv[1:]))\n"
     )

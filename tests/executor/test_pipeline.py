@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 
+from claw_plan.executor.gradients import share_of_mean
 from claw_plan.executor.pipeline import RecordedStage, make_pipeline, time_sends
 from claw_plan.executor.ranks import Rank
 from claw_plan.planner.plan import PlanSchedule
@@ -35,7 +36,7 @@ def test_one_stage_runs_its_actions_in_order_and_means_its_losses(alone: Rank) -
     assert group is not None
     stage = RecordedStage(MeanLoss(), 0, 1, CPU, group, recorded)
     schedule = PlanSchedule(name="1F1B", stages_per_rank=1, num_microbatches=2)
-    run = make_pipeline(stage, schedule, CPU)
+    run = make_pipeline(stage, schedule, CPU, share_of_mean)
     whole = torch.arange(8.0).view(4, 2)
     loss = run([{"x": whole[:2]}, {"x": whole[2:]}])
     with torch.no_grad():
