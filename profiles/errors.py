@@ -6,6 +6,7 @@ Each room raises its own class and each class lives in the room that raises it:
     ├── InputError                     profiles.errors     a file, flag or value that the user gave
     ├── ProfileError                   profiles.profile    a profile that cannot be read or merged
     ├── TraceError                     planner.errors      a model that cannot be traced or trained
+    │   └── ProgramChanges             planner.fit         its operations change with the batch
     ├── PlanError (ValueError)         planner.errors      a plan that contradicts itself
     │   ├── TensorParallelError        planner.errors      a module that cannot be divided so
     │   │   └── PiecesNeeded           planner.errors      divide its fused output in pieces
