@@ -107,10 +107,8 @@ def _binding(best: Scored) -> str:
     )
 
 
-def infeasible_message(scorer: Scorer, space: Space, found: Searched) -> str:
+def infeasible_message(scorer: Scorer, found: Searched) -> str:
     """By how much nothing fits, where, and the smallest change that would do."""
-    if not found.pruned:
-        return space.explain_empty()
     missing, stage, candidate = min(
         (_shortage(scorer, choice) for choice in found.pruned),
         key=lambda entry: (entry[0], entry[1].stage),

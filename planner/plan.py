@@ -8,7 +8,7 @@ says what is wrong with it; `save_plan` writes atomically.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.errors import PlanError
+from claw_plan.profiles.errors import near_matches
 from claw_plan.profiles.files import read_yaml, validate, write_atomic
 
 LINE_WIDTH = 100
@@ -140,10 +142,8 @@ class Plan(_Part):
     prediction: PlanPrediction | None = None
 
     def knobs(self) -> Candidate:
-        """The candidate as a noun; raises PlanError when its values contradict each other."""
-        values = dict(self.candidate)
-        values["mesh_order"] = tuple(values.get("mesh_order", ()))
-        return Candidate(**values)
+        """The candidate as a noun; raises PlanError for what a knob cannot be."""
+        return candidate_from(self.candidate)
 
 
 def candidate_mapping(candidate: Candidate) -> dict[str, Any]:
@@ -151,6 +151,22 @@ def candidate_mapping(candidate: Candidate) -> dict[str, Any]:
     values = {f.name: getattr(candidate, f.name) for f in dataclasses.fields(candidate)}
     values["mesh_order"] = list(values["mesh_order"])
     return values
+
+
+def candidate_from(values: Mapping[str, Any]) -> Candidate:
+    """The candidate of plan.yaml; raises PlanError that names the key and what it takes."""
+    neutral = candidate_mapping(Candidate())
+    for name, value in values.items():
+        if name not in neutral:
+            raise PlanError(f"candidate.{name}: no such knob; {near_matches(name, neutral)}")
+        if type(value) is not type(neutral[name]):
+            kind = type(neutral[name]).__name__
+            raise PlanError(f"candidate.{name} is of type {kind}, but got {value!r}")
+    return Candidate(**{**neutral, **values, "mesh_order": _mesh_order(values, neutral)})
+
+
+def _mesh_order(values: Mapping[str, Any], neutral: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(values.get("mesh_order", neutral["mesh_order"]))
 
 
 def load_plan(path: Path) -> Plan:

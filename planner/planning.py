@@ -78,13 +78,15 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     cluster = load_cluster(request.cluster)
     say("loading the model", 0.0)
     model = load_model(request.model, build=request.build, inputs=request.inputs)
-    profile, profile_name = _find_profile(request.profile, request.cluster)
+    profile, profile_name = _find_profile(request.profile, request.cluster, cluster)
     problem, assumed = _pose(request, cluster, model, profile)
     scorer = Scorer(problem)
     space = Space(problem, request.fix)
     found = search_space(scorer, space, time_limit_s=request.time_limit_s, progress=say)
+    if not found.report.space:
+        raise PlanError(space.explain_empty())
     if not found.ranked:
-        raise InfeasiblePlan(infeasible_message(scorer, space, found))
+        raise InfeasiblePlan(infeasible_message(scorer, found))
     best, *others = (
         scorer.score(candidate, cuts) for candidate, cuts in found.ranked[: request.top + 1]
     )
@@ -171,13 +173,13 @@ def _best_precision(cluster: Cluster) -> str:
     return "bfloat16"
 
 
-def _find_profile(given: Path | None, cluster: str) -> tuple[Profile | None, str]:
-    """The profile given, else `<cluster>.profile` beside the cluster file or here."""
+def _find_profile(given: Path | None, text: str, cluster: Cluster) -> tuple[Profile | None, str]:
+    """The profile given, else that of the cluster file's or the cluster's name."""
     if given is not None:
         return load_profile(given), given.name
-    path = Path(f"{cluster}.profile")
-    if path.is_file():
-        return load_profile(path), path.name
+    for path in (Path(f"{text}.profile"), Path(f"{cluster.name}.profile")):
+        if path.is_file():
+            return load_profile(path), path.name
     return None, "catalogue"
 
 
@@ -198,8 +200,10 @@ def _baselines(scorer: Scorer, fix: Mapping[str, Any]) -> Iterable[tuple[str, Sc
         found = search_space(scorer, space)
         if found.ranked:
             yield name, scorer.score(*found.ranked[0])
+        elif found.report.space:
+            yield name, infeasible_message(scorer, found)
         else:
-            yield name, infeasible_message(scorer, space, found)
+            yield name, space.explain_empty()
 
 
 def simulate_plan(path: Path, profile: Path | None = None) -> Scored:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.errors import InfeasiblePlan, PlanError
+from claw_plan.planner.errors import PlanError
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.supported import RECOMPUTE, SCHEDULES, can_grow_from, knob_refusal, refusal
 
@@ -65,7 +65,7 @@ class Space:
             )
         devices = self._problem.cluster.num_devices
         if pinned.num_devices > devices:
-            raise InfeasiblePlan(
+            raise PlanError(
                 f"--fix asks for {pinned.num_devices} devices (pp x dp x tp); "
                 f"the cluster {self._problem.cluster.name!r} has {devices}"
             )

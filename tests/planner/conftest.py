@@ -53,20 +53,7 @@ def _unit_cost(flops: int, hidden: int, *, tensor: bool, block: bool) -> UnitCos
     )
 
 
-def make_graph(
-    layers: int = 4,
-    *,
-    flops: int = 1000,
-    hidden: int = 100,
-    width: int = 8,
-    heads: int = 4,
-    tied: bool = True,
-    ends: bool = True,
-) -> ModelGraph:
-    """A chain of equal blocks between a prologue and an epilogue twice as dear as a block.
-
-    Without `ends` those two cost nothing, so that all pipeline stages can be equal.
-    """
+def _parameters(layers: int, width: int, tied: bool) -> tuple[Parameter, list[Parameter]]:
     last = layers + 1
     table = Parameter(
         names=("embedding", "head") if tied else ("embedding",),
@@ -86,6 +73,24 @@ def make_graph(
         )
         for index in range(layers)
     ]
+    return table, blocks
+
+
+def make_graph(
+    layers: int = 4,
+    *,
+    flops: int = 1000,
+    hidden: int = 100,
+    width: int = 8,
+    heads: int = 4,
+    tied: bool = True,
+    ends: bool = True,
+) -> ModelGraph:
+    """A chain of equal blocks between a prologue and an epilogue twice as dear as a block.
+
+    Without `ends` those two cost nothing, so that all pipeline stages can be equal.
+    """
+    table, blocks = _parameters(layers, width, tied)
     costs = {
         variant: (
             _unit_cost(ends * flops // 10, hidden, tensor=False, block=False),

@@ -6,7 +6,6 @@ the epilogue twice that; collectives take 5 us and their bytes over the link.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -51,38 +50,6 @@ def test_pipeline_of_equal_stages_is_the_closed_form(toys, schedule, stages, mic
     forward_and_backward = 2 * 3 * MS
     first_stage = optimizer_ns(64 * 8 + 2 * 8 * 8)
     assert makespan_ns(tasks) == (microbatches + stages - 1) * forward_and_backward + first_stage
-
-
-def test_sharded_forward_gathers_every_group_and_backward_again(toys):
-    problem = toys.problem(toys.graph(layers=4), global_batch=2)
-    for reshard, gathers in ((True, 1 + 4 + 4), (False, 1 + 4)):
-        candidate = Candidate(dp_shard=2, reshard_after_forward=reshard)
-        graph, _ = lowered(problem, candidate)
-        names = Counter(name.split()[0] for name in graph.name)
-        assert names["gather"] == gathers  # the root once, blocks in forward (and backward)
-        assert names["reduce"] == 5  # one a group
-
-
-def test_sharded_pipeline_gathers_once_and_reduces_once(toys):
-    problem = toys.problem(toys.graph(layers=4), global_batch=8)
-    candidate = Candidate(pp=2, dp_shard=2, reshard_after_forward=False)
-    graph, _ = lowered(problem, candidate)
-    names = Counter(name.split()[0] for name in graph.name)
-    assert names["gather"] == 2 + 4  # a root on both ends, four blocks
-    assert names["reduce"] == 2 + 4
-
-
-def test_buckets_hold_all_gradients_once(toys):
-    problem = toys.problem(toys.graph(layers=4), global_batch=2)
-    candidate = Candidate(dp_replicate=2, bucket_bytes=1000)
-    graph, _ = lowered(problem, candidate)
-    sizes = [
-        int(size)
-        for size, name in zip(graph.work_bytes, graph.name, strict=True)
-        if name == "bucket"
-    ]
-    assert sum(sizes) == 4 * (64 * 8 + 4 * 8 * 8)
-    assert max(sizes) <= 1000
 
 
 def test_recompute_adds_the_blocks_forward(toys):

@@ -1,8 +1,6 @@
-"""The search equals brute force, and no bound exceeds its simulation."""
+"""The search equals brute force over the whole space."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
@@ -72,41 +70,6 @@ def test_counts_add_up_to_the_space(toys):
     assert report.space == sum(1 for _ in every_choice(scorer, space))
     assert report.bound_pruned + report.memory_pruned + report.simulated == report.space
     assert report.bound_pruned > 0
-
-
-def test_no_bound_exceeds_its_simulation(toys):
-    """Random problems, every candidate of each: more than 10,000 bounds in all."""
-    rng, checked = random.Random(0), 0
-    while checked < 10_000:
-        graph = toys.graph(
-            layers=rng.choice([1, 3, 6]),
-            flops=rng.choice([10, 1000]),
-            hidden=rng.choice([10, 1000]),
-            width=rng.choice([8, 64]),
-        )
-        cluster = toys.cluster(
-            nodes=rng.choice([1, 2, 3]),
-            devices=rng.choice([1, 2, 4]),
-            kind=rng.choice(["cuda", "cpu"]),
-            intra_bytes_per_s=rng.choice([1e5, 1e7, 333_333_333.0]),
-            inter_bytes_per_s=rng.choice([1e4, 1e6]),
-        )
-        problem = toys.problem(
-            graph,
-            cluster,
-            global_batch=rng.choice([6, 8, 12]),
-            precision=rng.choice(["float32", "bfloat16"]),
-        )
-        scorer = Scorer(problem)
-        for candidate, path in every_choice(scorer, Space(problem, {})):
-            simulated = scorer.step_time_ns(candidate, path.cuts)
-            assert scorer.bounds.candidate_ns(candidate, path) <= simulated, candidate
-            crude, path_bound = (
-                scorer.bounds.even_ns(candidate),
-                scorer.bounds.compute_ns(candidate),
-            )
-            assert crude <= path_bound <= simulated, candidate
-            checked += 1
 
 
 def test_a_pinned_knob_is_kept(toys):

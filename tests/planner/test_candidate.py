@@ -1,0 +1,60 @@
+"""Knobs, their products, and --fix."""
+
+from __future__ import annotations
+
+import pytest
+
+from claw_plan.planner.candidate import Candidate, parse_fix
+from claw_plan.planner.errors import PlanError
+
+
+def test_products():
+    candidate = Candidate(pp=2, dp_replicate=3, dp_shard=4, tp=5, microbatch_size=2)
+    assert (candidate.dp, candidate.num_devices) == (12, 120)
+    assert candidate.num_microbatches(48) == 2
+
+
+@pytest.mark.parametrize("batch", [0, 12, 50])
+def test_a_batch_that_does_not_divide(batch):
+    with pytest.raises(PlanError, match="does not divide into dp=12 x microbatch_size=2"):
+        Candidate(dp_replicate=3, dp_shard=4, microbatch_size=2).num_microbatches(batch)
+
+
+def test_degrees_are_at_least_one():
+    with pytest.raises(PlanError, match="tp is at least 1, but got tp=0"):
+        Candidate(tp=0)
+
+
+def test_fix_is_read_by_the_kind_of_each_knob():
+    text = "tp=2, pp=4,schedule=GPipe,sequence_parallel=yes,reshard_after_forward=false"
+    assert parse_fix(text) == {
+        "tp": 2,
+        "pp": 4,
+        "schedule": "GPipe",
+        "sequence_parallel": True,
+        "reshard_after_forward": False,
+    }
+    assert parse_fix("") == {}
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("tp", "takes knob=value pairs, as in tp=2,pp=2; got 'tp'"),
+        ("tp=", "takes knob=value pairs"),
+        ("tpp=2", "there is no knob 'tpp'; did you mean 'tp'"),
+        ("tp=two", "tp is a whole number, but got 'two'"),
+        ("tp=-1", "tp is at least 1, but got '-1'"),
+        ("sequence_parallel=2", "sequence_parallel is true or false, but got '2'"),
+    ],
+)
+def test_what_fix_refuses(text, said):
+    with pytest.raises(PlanError) as caught:
+        parse_fix(text)
+    assert said in str(caught.value)
+
+
+def test_short_names_what_is_not_neutral():
+    assert Candidate().short() == "one device, microbatch 1"
+    split = Candidate(pp=2, dp_shard=4, reshard_after_forward=False, recompute="full")
+    assert split.short() == "pp=2, dp_shard=4, 1F1B, no reshard, recompute full, microbatch 1"

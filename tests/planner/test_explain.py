@@ -1,0 +1,61 @@
+"""Sentences that say why: each is checked against the figures it was made from."""
+
+from __future__ import annotations
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.explain import infeasible_message, reasons
+from claw_plan.planner.score import Scorer
+from claw_plan.planner.search_space import search_space
+from claw_plan.planner.space import Space
+
+
+def explained(problem, fix=None):
+    scorer, space = Scorer(problem), Space(problem, fix or {})
+    found = search_space(scorer, space)
+    best = scorer.score(*found.ranked[0])
+    return list(reasons(scorer, space, found, best)), best
+
+
+def test_every_axis_left_out_has_a_reason(toys):
+    sentences, best = explained(toys.problem(toys.graph(layers=4), toys.cluster(nodes=2)))
+    used = {
+        "pipeline parallelism": best.candidate.pp > 1,
+        "tensor parallelism": best.candidate.tp > 1,
+        "sharding (FSDP)": best.candidate.dp_shard > 1,
+        "replication (DDP)": best.candidate.dp_replicate > 1,
+        "recompute": best.candidate.recompute != "none",
+    }
+    for axis, is_used in used.items():
+        assert any(sentence.startswith(axis) for sentence in sentences) != is_used, axis
+    assert sentences[-1].startswith("what binds")
+
+
+def test_devices_that_only_slow_down_are_left_out(toys):
+    """Between nodes a byte takes 0.1 s, so the second node costs more than it brings."""
+    cluster = toys.cluster(nodes=2, devices=1, inter_bytes_per_s=10.0)
+    sentences, best = explained(toys.problem(toys.graph(layers=4), cluster))
+    assert best.candidate.num_devices == 1
+    assert any(s.startswith("1 of 2 devices are not used") for s in sentences)
+
+
+def test_what_is_missing_and_where(toys):
+    """On one device of 9,000 bytes: 16 bytes for each of 768 elements do not fit."""
+    cluster = toys.cluster(devices=1, memory_bytes=9_000, kind="cpu")
+    problem = toys.problem(toys.graph(layers=4, hidden=0), cluster)
+    scorer, space = Scorer(problem), Space(problem, {})
+    found = search_space(scorer, space)
+    assert not found.ranked
+    message = infeasible_message(scorer, found)
+    least = min(
+        stage.peak_bytes
+        for candidate, cuts in found.pruned
+        for stage in scorer.memory.stages(candidate, cuts)
+    )
+    assert f"needs {least / 1024:.1f} KiB on stage 0" in message
+    assert f"{(least - 9_000) / 1024:.1f} KiB are missing" in message
+    fitting = [
+        shards
+        for shards in (2, 4, 8)
+        if scorer.memory.stage(Candidate(dp_shard=shards), 0, 0, 6).fits
+    ]
+    assert f"it would fit on {fitting[0]} such devices (dp_shard={fitting[0]})" in message

@@ -1,0 +1,80 @@
+"""Data-parallel traffic of the toy model: what is gathered, reduced and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.lower import lower
+from claw_plan.planner.score import Scorer
+from claw_plan.simulator.simulate import simulate
+
+
+def lowered(problem, candidate):
+    scorer = Scorer(problem)
+    path = scorer.bounds.stage_path(candidate)
+    return lower(problem, scorer.shards, candidate, path.cuts), path.cuts
+
+
+def test_sharded_forward_gathers_every_group_and_backward_again(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=2)
+    for reshard, gathers in ((True, 1 + 4 + 4), (False, 1 + 4)):
+        candidate = Candidate(dp_shard=2, reshard_after_forward=reshard)
+        graph, _ = lowered(problem, candidate)
+        names = Counter(name.split()[0] for name in graph.name)
+        assert names["gather"] == gathers  # the root once, blocks in forward (and backward)
+        assert names["reduce"] == 5  # one a group
+
+
+def test_sharded_pipeline_gathers_once_and_reduces_once(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=8)
+    candidate = Candidate(pp=2, dp_shard=2, reshard_after_forward=False)
+    graph, _ = lowered(problem, candidate)
+    names = Counter(name.split()[0] for name in graph.name)
+    assert names["gather"] == 2 + 4  # a root on both ends, four blocks
+    assert names["reduce"] == 2 + 4
+
+
+def test_buckets_hold_all_gradients_once(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=2)
+    candidate = Candidate(dp_replicate=2, bucket_bytes=1000)
+    graph, _ = lowered(problem, candidate)
+    sizes = [
+        int(size)
+        for size, name in zip(graph.work_bytes, graph.name, strict=True)
+        if name == "bucket"
+    ]
+    assert sum(sizes) == 4 * (64 * 8 + 4 * 8 * 8)
+    assert max(sizes) <= 1000
+
+
+def test_the_gather_of_the_next_block_runs_beside_this_one(toys):
+    """Accelerators overlap: a block's gather starts when the block before it starts."""
+    problem = toys.problem(toys.graph(layers=4), global_batch=2)
+    timeline = simulate(lowered(problem, Candidate(dp_shard=2))[0])
+    spans = {span.name: span for span in reversed(timeline.spans)}
+    for block in (2, 3, 4):
+        running = spans[f"0F0 unit {block - 1}"]
+        gather = spans[f"gather unit {block}"]
+        assert running.start_ns <= gather.start_ns < running.end_ns
+
+
+def test_on_gloo_nothing_overlaps(toys):
+    cluster = toys.cluster(devices=2, kind="cpu")
+    problem = toys.problem(toys.graph(layers=4), cluster, global_batch=2)
+    timeline = simulate(lowered(problem, Candidate(dp_shard=2))[0])
+    assert {span.stream for span in timeline.spans} == {"stage 0 compute"}
+
+
+def test_hybrid_sharding_all_reduces_the_shards_over_the_replicas(toys):
+    problem = toys.problem(toys.graph(layers=4), toys.cluster(nodes=2), global_batch=8)
+    graph, _ = lowered(problem, Candidate(dp_replicate=2, dp_shard=2))
+    sizes = {
+        name: int(size)
+        for name, size in zip(graph.name, graph.work_bytes, strict=True)
+        if name.startswith("all-reduce")
+    }
+    assert sizes == {
+        "all-reduce root": 4 * 512 // 2,
+        **{f"all-reduce unit {block}": 4 * 64 // 2 for block in (1, 2, 3, 4)},
+    }

@@ -1,0 +1,80 @@
+"""The space against the same rules written as plain loops."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.space import Space, divisors
+from claw_plan.planner.supported import refusal
+
+
+def members(space):
+    return [candidate for group in space.groups() for candidate in space.members(group)]
+
+
+def by_loops(layers, heads, counts, batch):
+    """Every legal combination of knobs, those that cannot act at their neutral value."""
+    degrees = range(1, max(counts) + 1)
+    flags = (False, True)
+    for pp, tp, replicate, shard in product(degrees, repeat=4):
+        if pp * tp * replicate * shard not in counts or heads % tp or pp > layers:
+            continue
+        for size in range(1, batch + 1):
+            if batch % (replicate * shard * size):
+                continue
+            many = batch // (replicate * shard * size) > 1
+            for schedule, reshard, sequence, recompute in product(
+                ("1F1B", "GPipe"), flags, flags, ("none", "full")
+            ):
+                if schedule == "GPipe" and not (pp > 1 and many):
+                    continue
+                if (not reshard and shard == 1) or (sequence and tp == 1):
+                    continue
+                candidate = Candidate(
+                    pp=pp, tp=tp, dp_replicate=replicate, dp_shard=shard, microbatch_size=size,
+                    schedule=schedule, reshard_after_forward=reshard,
+                    sequence_parallel=sequence, recompute=recompute,
+                )  # fmt: skip
+                if not refusal(candidate):
+                    yield candidate
+
+
+@pytest.mark.parametrize("nodes, devices, batch", [(1, 4, 8), (2, 3, 6), (3, 2, 12)])
+def test_holds_every_legal_candidate_once(toys, nodes, devices, batch):
+    cluster = toys.cluster(nodes=nodes, devices=devices)
+    problem = toys.problem(toys.graph(layers=3, heads=4), cluster, global_batch=batch)
+    space = Space(problem, {})
+    counts = {*range(1, devices + 1), *range(devices, nodes * devices + 1, devices)}
+    found = members(space)
+    assert len(found) == len(set(found))
+    assert set(found) == set(by_loops(3, 4, counts, batch))
+    assert sum(group.size for group in space.groups()) == len(found)
+
+
+def test_divisors():
+    assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+
+
+@pytest.mark.parametrize(
+    "fix, error, said",
+    [
+        ({"tp": 3}, PlanError, "heads divide by 1, 2, 4 only"),
+        ({"pp": 5}, PlanError, "4 blocks make at most 4 stages"),
+        ({"dp_shard": 8}, PlanError, "asks for 8 devices (pp x dp x tp); the cluster 'toy'"),
+        ({"cp": 2}, PlanError, "use cp=1"),
+    ],
+)
+def test_pinned_values_that_no_candidate_has(toys, fix, error, said):
+    with pytest.raises(error) as caught:
+        Space(toys.problem(), fix)
+    assert said in str(caught.value)
+
+
+def test_the_nearest_batches_are_named(toys):
+    space = Space(toys.problem(global_batch=10), {"dp_shard": 4})
+    assert not members(space)
+    assert "nearest: 8 or 12" in space.explain_empty()

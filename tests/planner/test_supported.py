@@ -1,0 +1,43 @@
+"""What may be offered, and that each composition names a proof that exists."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.supported import COMPOSITIONS, can_grow_from, proof, refusal
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"cp": 2}, "context parallelism is not executed yet; use cp=1"),
+        ({"ep": 2}, "expert parallelism is not executed yet; use ep=1"),
+        ({"zero": 1}, "use zero=3"),
+        ({"codec": "int8"}, "use codec=none"),
+        ({"schedule": "ZBVZeroBubble"}, "use one of 1F1B, GPipe"),
+        ({"recompute": "selective"}, "use one of none, full"),
+        ({"pp": 2, "tp": 2, "dp_shard": 2, "dp_replicate": 2}, "no test proves"),
+    ],
+)
+def test_refused_with_a_reason(change, said):
+    assert said in refusal(replace(Candidate(), **change))
+
+
+def test_offered():
+    assert refusal(Candidate(pp=2, tp=2, dp_shard=2, schedule="GPipe")) == ""
+    assert can_grow_from(Candidate(pp=2, tp=2))
+
+
+def test_every_proof_is_a_case_of_the_parity_test():
+    for composition in COMPOSITIONS:
+        file, _, case = composition.proven_by.partition("::")
+        text = (ROOT / file).read_text()
+        assert re.search(rf"\b{case}\b", text), composition.proven_by
+    assert proof(Candidate(tp=2)).endswith("::tp")
