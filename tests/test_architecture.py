@@ -42,6 +42,9 @@ NOT_MIRRORED = {
     "simulator/errors.py": "classes only; raised in the tests of whoever raises them",
     "executor/errors.py": "classes only; raised in the tests of whoever raises them",
     "profiles/cost.py": "an interface; its implementations are tested",
+    "planner/head_shard_ops.py": "translations of head_shard, tested op by op in its test",
+    "planner/head_shard_views.py": "translations of head_shard, tested op by op in its test",
+    "planner/sequence_parallel_search.py": "a part of the search, tested in its test",
 }
 """Modules without a test of their own, and why."""
 
