@@ -1,16 +1,15 @@
 """Finished runs become a better Profile: their measurements are merged in, constants refitted.
 
-`learn` closes the circle. Every run's plan is predicted again from the merged measurements alone;
-what then is left between predicted and measured steps gives the device's constants
-(`profiles.fit`). The answer shows each run's measured step beside the prediction before and
-after.
+`learn` closes the circle. Every run's plan is predicted again from the merged measurements, with
+neutral constants and with each moved a little; what is left between predicted and measured steps
+then gives the device's constants (`profiles.fit`). The answer shows each run's measured step
+beside the prediction before and after.
 """
 
 from __future__ import annotations
 
 import statistics
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,16 +20,16 @@ from claw_plan.executor.run_files import (
     read_result,
 )
 from claw_plan.planner.plan import Plan, load_plan
-from claw_plan.planner.planning import simulate_plan
-from claw_plan.planner.score import Scored
+from claw_plan.planner.planning import simulate_under
 from claw_plan.profiles.cluster_file import cluster_from_mapping
 from claw_plan.profiles.errors import InputError
-from claw_plan.profiles.fit import StepTime, fit_constants
+from claw_plan.profiles.fit import NEUTRAL, StepTime, fit_constants
 from claw_plan.profiles.profile import Profile, load_profile, save_profile
 from claw_plan.profiles.units import NS_PER_MS
 
-KERNEL_PARTS = ("compute", "recompute", "optimizer")
-"""Parts of a step that are kernels, which `op_scale` scales."""
+PROBES = {"op_scale": 1.05, "op_overhead_ns": 10_000.0, "collective_overhead_ns": 100_000.0}
+"""Values at which the slope of a prediction is taken: small against a step, large against a ns.
+A step's own overhead is simply added."""
 
 Progress = Callable[[str, float], None]
 
@@ -88,14 +87,17 @@ def learn(
         if (folder / MEASUREMENTS).is_file():
             merged = merged.merge(load_profile(folder / MEASUREMENTS))
     progress("predicting with what was known", 0.1)
-    known = _predict(runs, before)
-    progress("predicting with the new measurements", 0.4)
-    raw = _predict(runs, replace(merged, constants={}))
     measured = {folder: measured_ns(folder) for folder in runs}
-    steps = [_step_time(plan, raw[f], measured[f]) for f, plan in runs.items()]
+    trials = [before, *(_with_constants(merged, runs, values) for values in _trial_constants())]
+    known: dict[Path, int] = {}
+    steps: list[StepTime] = []
+    for count, (folder, plan) in enumerate(runs.items()):
+        progress("predicting with the new measurements", 0.1 + 0.6 * count / len(runs))
+        known[folder], *tried = _predict(folder, trials)
+        steps.append(_step_time(plan, tried, measured[folder]))
     fitted = merged.merge(Profile(constants=fit_constants(steps)))
     progress("predicting with the fitted constants", 0.7)
-    after = _predict(runs, fitted)
+    after = {folder: _predict(folder, [fitted])[0] for folder in runs}
     save_profile(fitted, path)
     return Learned(
         profile=path,
@@ -105,8 +107,8 @@ def learn(
                 run=str(folder),
                 knobs=plan.knobs().short(),
                 measured_ns=measured[folder],
-                before_ns=known[folder].step_time_ns,
-                after_ns=after[folder].step_time_ns,
+                before_ns=known[folder],
+                after_ns=after[folder],
             )
             for folder, plan in runs.items()
         ),
@@ -140,20 +142,35 @@ def _profile_name(plan: Plan) -> str:
     return known if known.endswith(".profile") else f"{plan.cluster['name']}.profile"
 
 
-def _predict(runs: dict[Path, Plan], profile: Profile) -> dict[Path, Scored]:
-    """Each run's plan under a profile."""
-    with tempfile.TemporaryDirectory(prefix="claw-plan-learn-") as folder:
-        path = Path(folder) / "trial.profile"
-        save_profile(profile, path)
-        return {run: simulate_plan(run / PLAN, path) for run in runs}
+def _predict(folder: Path, profiles: Sequence[Profile]) -> list[int]:
+    """The step time of a run's plan under each profile."""
+    return [scored.step_time_ns for scored in simulate_under(folder / PLAN, profiles)]
 
 
-def _step_time(plan: Plan, scored: Scored, measured: int) -> StepTime:
-    compute_ns = sum(scored.parts_ns.get(part, 0) for part in KERNEL_PARTS)
-    overhead_ns = scored.parts_ns.get("overhead", 0)
+def _trial_constants() -> list[dict[str, float]]:
+    """All neutral, then each probe alone."""
+    return [NEUTRAL, *(NEUTRAL | {name: value} for name, value in PROBES.items())]
+
+
+def _with_constants(
+    profile: Profile, runs: dict[Path, Plan], values: Mapping[str, float]
+) -> Profile:
+    return replace(profile, constants={_device(plan): values for plan in runs.values()})
+
+
+def _device(plan: Plan) -> str:
+    return cluster_from_mapping(plan.cluster, PLAN).nodes[0].device.name
+
+
+def _step_time(plan: Plan, tried: Sequence[int], measured: int) -> StepTime:
+    neutral, *probed = tried
+    slopes = {
+        name: max(0.0, (moved - neutral) / (value - NEUTRAL[name]))
+        for (name, value), moved in zip(PROBES.items(), probed, strict=True)
+    }
     return StepTime(
-        device=cluster_from_mapping(plan.cluster, PLAN).nodes[0].device.name,
+        device=_device(plan),
         measured_ns=measured,
-        compute_ns=compute_ns,
-        other_ns=max(0, scored.step_time_ns - compute_ns - overhead_ns),
+        predicted_ns=neutral,
+        slopes=slopes | {"step_overhead_ns": 1.0},
     )

@@ -6,6 +6,7 @@ WORLD_SIZE set.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -41,4 +42,8 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of gloo may still run, and then an ordinary exit aborts ("terminate called").
+    os._exit(code)

@@ -6,7 +6,7 @@ scores a plan that exists, edited or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,11 @@ def _baselines(scorer: Scorer, fix: Mapping[str, Any]) -> Iterable[tuple[str, Sc
 
 def simulate_plan(path: Path, profile: Path | None = None) -> Scored:
     """Scores a plan file as it stands. Raises InputError or PlanError for what is wrong in it."""
+    return simulate_under(path, [load_profile(profile) if profile is not None else None])[0]
+
+
+def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Scored]:
+    """The plan file's score under each profile; the model is traced once."""
     plan = load_plan(path)
     model = load_model(
         path.parent / plan.model.file, build=plan.model.build, inputs=plan.model.inputs
@@ -223,10 +228,20 @@ def simulate_plan(path: Path, profile: Path | None = None) -> Scored:
         memory_headroom=0.0,
         seed=settings.seed,
     )
-    known = load_profile(profile) if profile is not None else None
-    problem = _problem(model, cluster, training, known, None)
+    problem = _problem(model, cluster, training, None, None)
     _check_against(problem, candidate, plan)
-    return Scorer(problem).score(candidate, cuts_of_plan(plan, problem.graph))
+    cuts = cuts_of_plan(plan, problem.graph)
+    return [
+        Scorer(
+            Problem(
+                graph=problem.graph,
+                cluster=cluster,
+                cost=ClusterCostModel(cluster, profile),
+                training=problem.training,
+            )
+        ).score(candidate, cuts)
+        for profile in profiles
+    ]
 
 
 def _check_against(problem: Problem, candidate: Candidate, plan: Plan) -> None:

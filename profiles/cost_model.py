@@ -88,6 +88,7 @@ class _DeviceTimes:
         self.device: Device = node.device
         self._profile = profile
         self._scale = profile.constant(node.device.name, "op_scale", 1.0)
+        self._op_overhead_ns = profile.constant(node.device.name, "op_overhead_ns", 0.0)
         chosen = _chosen(profile.of_device(node.device.name), node.cores)
         same: dict[Hashable, list[float]] = defaultdict(list)
         points: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
@@ -100,16 +101,20 @@ class _DeviceTimes:
         self._calibrations = {family: Calibration(some) for family, some in points.items()}
 
     def op(self, work: OpWork) -> OpCost:
+        ns, source = self._alone(work)
+        return OpCost(ns=math.ceil(ns * self._scale + self._op_overhead_ns), source=source)
+
+    def _alone(self, work: OpWork) -> tuple[float, str]:
+        """The kernel's time when it is timed by itself, and what that rests on."""
         measured_ns = self._measured.get(_identity(work))
         if measured_ns is not None:
-            return OpCost(ns=math.ceil(measured_ns * self._scale), source=MEASURED)
+            return measured_ns, MEASURED
         formula_ns = roofline_ns(self.device, work)
         for family in _families(work):
             calibration = self._calibrations.get(family)
             if calibration is not None:
-                ns, source = calibration(formula_ns)
-                return OpCost(ns=math.ceil(ns * self._scale), source=source)
-        return OpCost(ns=math.ceil(formula_ns * self._scale), source=ANALYTIC)
+                return calibration(formula_ns)
+        return formula_ns, ANALYTIC
 
     def step_overhead_ns(self) -> int:
         is_cpu = self.device.kind == "cpu"
@@ -182,11 +187,20 @@ class _NodeCollectives:
             for family in _collective_families(work):
                 points[family].append((self._analytic(work).alone_ns, ns))
         self._calibrations = {family: Calibration(some) for family, some in points.items()}
+        overhead_ns = profile.constant(node.device.name, "collective_overhead_ns", 0.0)
+        self._overhead_ns = round(overhead_ns)
 
     def _analytic(self, work: CollectiveWork) -> CollectiveCost:
         return analytic_collective(self._node, self._network, work)
 
     def collective(self, work: CollectiveWork) -> CollectiveCost:
+        cost = self._alone(work)
+        if work.group_size == 1 or work.bytes == 0:
+            return cost
+        return dataclasses.replace(cost, latency_ns=cost.latency_ns + self._overhead_ns)
+
+    def _alone(self, work: CollectiveWork) -> CollectiveCost:
+        """What the call itself takes when all ranks meet at it."""
         cost = self._analytic(work)
         measured_ns = self._measured.get(work)
         if measured_ns is not None:

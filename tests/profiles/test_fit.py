@@ -4,17 +4,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claw_plan.profiles.fit import StepTime, fit_constants
+from claw_plan.profiles.fit import NEUTRAL, PRIOR_SPREAD, StepTime, fit_constants
 
 MS = 1_000_000
 
 
-def step(measured_ms: float, compute_ms: float, other_ms: float = 0.0) -> StepTime:
+def step(
+    measured_ms: float,
+    compute_ms: float,
+    other_ms: float = 0.0,
+    kernels: int = 0,
+    collectives: int = 0,
+) -> StepTime:
     return StepTime(
         device="cpu-core",
         measured_ns=round(measured_ms * MS),
-        compute_ns=round(compute_ms * MS),
-        other_ns=round(other_ms * MS),
+        predicted_ns=round((compute_ms + other_ms) * MS),
+        slopes={
+            "op_scale": compute_ms * MS,
+            "op_overhead_ns": kernels,
+            "collective_overhead_ns": collectives,
+            "step_overhead_ns": 1.0,
+        },
     )
 
 
@@ -26,10 +37,20 @@ def test_finds_planted_constants() -> None:
     assert found["step_overhead_ns"] == pytest.approx(5 * MS, rel=0.1)
 
 
+def test_finds_the_host_time_of_kernels_and_collectives() -> None:
+    # 20 us a kernel, 500 us a collective; a step has 100 to 2000 and 0 to 60 of them.
+    sizes = [(100, 500, 0), (100, 2000, 10), (50, 100, 60), (200, 1000, 0), (80, 1500, 40)]
+    steps = [step(c + k * 0.02 + x * 0.5, c, 0.0, k, x) for c, k, x in sizes]
+    found = fit_constants(steps)["cpu-core"]
+    assert found["op_overhead_ns"] == pytest.approx(20_000, rel=0.1)
+    assert found["collective_overhead_ns"] == pytest.approx(500_000, rel=0.1)
+    assert found["op_scale"] == pytest.approx(1.0, abs=0.03)
+
+
 def test_perfect_predictions_need_no_correction() -> None:
-    found = fit_constants([step(110, 100, 10), step(220, 200, 20)])["cpu-core"]
-    assert found["op_scale"] == pytest.approx(1.0, abs=1e-6)
-    assert found["step_overhead_ns"] == pytest.approx(0.0, abs=1.0)
+    found = fit_constants([step(110, 100, 10, 50, 5), step(220, 200, 20, 90, 9)])["cpu-core"]
+    assert found == pytest.approx(NEUTRAL, abs=1e-6)
+    assert set(NEUTRAL) == set(PRIOR_SPREAD)
 
 
 def test_one_disturbed_run_hardly_matters() -> None:
@@ -38,20 +59,21 @@ def test_one_disturbed_run_hardly_matters() -> None:
     assert found["op_scale"] == pytest.approx(1.1, rel=0.05)
 
 
-def test_an_overhead_is_never_negative() -> None:
-    found = fit_constants([step(50, 100), step(400, 410)])["cpu-core"]
+def test_overheads_are_never_negative() -> None:
+    found = fit_constants([step(50, 100, 0, 900, 9), step(400, 410, 0, 90, 9)])["cpu-core"]
     assert found["step_overhead_ns"] == 0.0
+    assert found["op_overhead_ns"] == 0.0
     assert found["op_scale"] < 1.0
 
 
-def test_one_step_is_explained_by_both_constants_together() -> None:
+def test_one_step_is_explained_by_the_constants_together() -> None:
     found = fit_constants([step(130, 100)])["cpu-core"]
     explained = found["op_scale"] * 100 * MS + found["step_overhead_ns"]
     assert explained == pytest.approx(130 * MS, rel=0.02)
 
 
 def test_devices_are_apart() -> None:
-    other = StepTime(device="h100", measured_ns=100, compute_ns=50, other_ns=0)
+    other = StepTime(device="h100", measured_ns=100, predicted_ns=50, slopes={"op_scale": 50})
     assert set(fit_constants([step(10, 10), other])) == {"cpu-core", "h100"}
     assert fit_constants([]) == {}
 
@@ -61,8 +83,19 @@ def test_a_step_took_time() -> None:
         step(0, 10)
 
 
-@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1, 1e4), st.floats(0, 1e4)), min_size=1))
-def test_constants_stay_within_reason(rows: list[tuple[float, float, float]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(1, 1e4),
+            st.floats(1, 1e4),
+            st.floats(0, 1e4),
+            st.integers(0, 10**6),
+            st.integers(0, 10**4),
+        ),
+        min_size=1,
+    )
+)
+def test_constants_stay_within_reason(rows: list[tuple[float, float, float, int, int]]) -> None:
     found = fit_constants([step(*row) for row in rows])["cpu-core"]
     assert 0.3 <= found["op_scale"] <= 3.0
-    assert 0.0 <= found["step_overhead_ns"] < 1e12
+    assert all(0.0 <= found[name] < 1e12 for name in NEUTRAL if name != "op_scale")
