@@ -20,9 +20,13 @@ from claw_plan.planner.chain import Fold, chain_of, containers
 from claw_plan.planner.errors import TraceError
 from claw_plan.planner.fake_build import build_fake
 from claw_plan.planner.foreign_code import ForeignCode
-from claw_plan.planner.model_source import LoadedModel
+from claw_plan.planner.model_source import SEED, LoadedModel
 from claw_plan.planner.recorder import Recorder, Recording
-from claw_plan.planner.torch_private import FakeTensorMode, one_sequence_per_row
+from claw_plan.planner.torch_private import (
+    FakeTensorMode,
+    one_sequence_per_row,
+    without_onednn,
+)
 
 Exchanged = Callable[[str, int, str], None]
 """Told of a collective: its name, the bytes of its full buffer, the module it serves."""
@@ -58,7 +62,8 @@ class Subject:
         `fold` is one of `chain.FOLDS`.
         """
         fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
-        module = model.build() if fake is None else build_fake(model, fake)
+        with _same_random_numbers():
+            module = model.build() if fake is None else build_fake(model, fake)
         cast_parameters(module, dtype)
         subject = cls(model, module, fake, seq_len, dtype)
         subject.names = {id(part): name for name, part in module.named_modules()}
@@ -149,6 +154,8 @@ class Subject:
     def world(self) -> Iterator[None]:
         """Where the model runs: on fake tensors, with fused operators as one each."""
         with ExitStack() as stack:
+            stack.enter_context(without_onednn())
+            stack.enter_context(_same_random_numbers())
             if self.fake is not None:
                 stack.enter_context(self.fake)
             stack.enter_context(fused_operators())
@@ -194,6 +201,14 @@ class Subject:
             reason = "its loss has no gradient: forward runs under no_grad or inference_mode, or "
             reason += "detaches what it computes"
         raise TraceError(f"{self.model.path}: not trainable as it stands; {reason}")
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """A model on real tensors is the same at every trace, and the caller's state is kept."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        yield
 
 
 def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "sequence_number",
     "storage_key",
     "tree_leaves",
+    "without_onednn",
 ]
 
 
@@ -94,3 +95,17 @@ def without_storage(cls: type, shape: list[int], like: torch.Tensor) -> Any:
 
 # torch's guide to extending it names this context; only torch._C has it.
 below_subclasses = torch._C.DisableTorchFunctionSubclass
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Without oneDNN, whose fused recurrent layers would hide their matrix products.
+
+    The public torch.backends.mkldnn.flags also sets TF32, which warns on machines without it.
+    """
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)

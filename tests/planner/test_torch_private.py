@@ -14,6 +14,7 @@ from claw_plan.planner.torch_private import (
     override_kernels,
     sequence_number,
     storage_key,
+    without_onednn,
 )
 
 
@@ -65,3 +66,16 @@ def test_fake_tensors_have_shapes_only() -> None:
     with FakeTensorMode():
         big = torch.empty(10**6, 10**6)
         assert (big @ big).shape == (10**6, 10**6)
+
+
+def test_onednn_is_off_inside() -> None:
+    lstm, x = torch.nn.LSTM(4, 4), torch.randn(2, 3, 4)
+
+    def operators() -> str:
+        with torch.profiler.profile() as profile:
+            lstm(x)
+        return profile.key_averages().table()
+
+    with without_onednn():
+        assert "mkldnn" not in operators()
+    assert "mkldnn" in operators()

@@ -129,6 +129,18 @@ def test_half_precision_halves_what_is_kept() -> None:
     assert half.cost(1).input_bytes == Amount(0, 32) and full.cost(1).input_bytes == Amount(0, 64)
 
 
+def test_recurrent_layers_show_their_products() -> None:
+    graph = stack("Recurrent()")
+    cells = 6 * 2 * 2 * (16 + 16) * 4 * 16  # steps, layers, products of the input and the state
+    assert unit_flops(graph, 0, 3)[0] == 3 * cells
+
+
+def test_real_tensors_are_the_same_at_every_trace() -> None:
+    before = torch.random.get_rng_state()
+    assert stack("Scattered(2)").costs == stack("Scattered(2)").costs
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
 def test_unlike_blocks_with_equal_modules_are_traced_in_full() -> None:
     graph = stack("Alternating(8)")
     flops = [unit_flops(graph, unit)[0] for unit in range(1, 9)]

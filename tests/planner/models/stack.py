@@ -117,6 +117,23 @@ class Frozen(Stack):
             block.requires_grad_(False)
 
 
+class Recurrent(Stack):
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.lstm = nn.LSTM(16, 16, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.lstm(x.unsqueeze(1).expand(-1, 6, -1))[0].mean(1))
+
+
+class Scattered(Stack):
+    """Each sample goes to the block its own values choose."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (x[:, 0] > 0).nonzero()[:, 0]
+        return self.head(self.blocks[0](x[chosen])).square().sum()
+
+
 class Raising(Stack):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(x.view(3, -1, 7))
