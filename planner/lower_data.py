@@ -22,6 +22,24 @@ OPTIMIZER_BYTES = {"adamw": 28, "sgd": 12}
 """Bytes moved for each fp32 parameter in a step. AdamW reads parameter, gradient and two moments
 and writes all but the gradient (7 x 4); SGD reads two and writes one (3 x 4)."""
 
+ACCUMULATED_BYTES = 12
+"""Bytes moved for each element when a microbatch's gradient is added to that of those before:
+two read, one written, in fp32."""
+
+ACCUMULATE, GATHER_COPY, REDUCE_COPY = (
+    "aten.add_",
+    "fsdp.split_with_sizes_copy",
+    "fsdp.chunk_cat",
+)
+"""What autograd and fully_shard call for it, and so how a run's measurements name it."""
+
+
+def _memory_work(target: str, size_bytes: int, phase: str) -> OpWork:
+    return OpWork(
+        kind="memory", dims=(), dtype="float32", flops=0, bytes=size_bytes, phase=phase,
+        target=target,
+    )  # fmt: skip
+
 
 class DataParallel:
     """What both kinds share: sizes, groups and the end of the step."""
@@ -48,6 +66,7 @@ class DataParallel:
         self._shard_nodes = group_nodes(candidate, "dp_shard", per_node)
         self._tp_nodes = group_nodes(candidate, "tp", per_node)
         self._pending_reductions: list[int] = []
+        self._has_gradients = False
 
     def begin_forward(self, units: Sequence[int]) -> None:
         """A microbatch's forward starts; `units` in the order they run."""
@@ -65,7 +84,16 @@ class DataParallel:
         """The unit's backward was added."""
 
     def end_backward(self, is_last: bool) -> None:
-        """All units' backwards were added."""
+        """All units' backwards were added; from the second on, gradients were added to others."""
+        if self._has_gradients:
+            size = ACCUMULATED_BYTES * self._accumulated_elements()
+            cost = self._problem.cost.op(_memory_work(ACCUMULATE, size, "backward"))
+            self._streams.run("backward", "accumulate gradients", cost.ns, cost.source)
+        self._has_gradients = self._accumulated_elements() > 0
+
+    def _accumulated_elements(self) -> int:
+        """Of the gradients that microbatches add up: the whole ones, or their shards."""
+        return sum(group.trainable_whole for group in self._groups.values())
 
     def reduce_sequence_parallel(self) -> None:
         """Parameters that acted on a slice of the sequence: their gradients are summed over tp."""
@@ -136,6 +164,7 @@ class _Whole(DataParallel):
             self._flush()
 
     def end_backward(self, is_last: bool) -> None:
+        super().end_backward(is_last)
         if is_last:
             self._flush()
         self.by_unit = False
@@ -200,7 +229,8 @@ class _Sharded(DataParallel):
         if shard == 1:
             return self._copy(name, cast_ns, needs)
         # Cast the shard into the gather's buffer, then copy each parameter out of it.
-        copy_ns = cast_ns + problem.memory_op_ns(2 * compute * size.whole)
+        copied = _memory_work(GATHER_COPY, 2 * compute * size.whole, "forward")
+        copy_ns = cast_ns + problem.cost.op(copied).ns
         cost = problem.collective(
             "all_gather", compute * size.shard * shard, shard, self._shard_nodes
         )
@@ -230,6 +260,13 @@ class _Sharded(DataParallel):
             self._reduce(ROOT)
         if self._candidate.pp == 1 or is_last:
             self._gathered.discard(ROOT)
+        super().end_backward(is_last)
+
+    def _accumulated_elements(self) -> int:
+        # Without a pipeline each microbatch's gradients are scattered, and only shards add up.
+        if self._candidate.pp > 1:
+            return super()._accumulated_elements()
+        return sum(group.trainable_shard for group in self._groups.values())
 
     def _reduces(self, is_last: bool) -> bool:
         return self._candidate.pp == 1 or is_last
@@ -242,7 +279,10 @@ class _Sharded(DataParallel):
         compute = problem.training.compute_bytes
         name = "root" if group == ROOT else f"unit {group}"
         # Copy (and cast) the gradients into the reduction's fp32 buffer.
-        copy_ns = problem.memory_op_ns((compute + STORED_BYTES) * size.trainable_whole)
+        copied = _memory_work(
+            REDUCE_COPY, (compute + STORED_BYTES) * size.trainable_whole, "backward"
+        )
+        copy_ns = problem.cost.op(copied).ns
         needs = [streams.last_task]
         if shard == 1:
             self._copy(f"cast gradients {name}", copy_ns, ())

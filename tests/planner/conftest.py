@@ -19,6 +19,7 @@ from claw_plan.planner.graph import (
     Unit,
     UnitCost,
 )
+from claw_plan.planner.lower_data import ACCUMULATE
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.profiles.cluster import Cluster, Device, Link, Network, Node
 from claw_plan.profiles.cost import CollectiveCost, OpCost
@@ -124,13 +125,17 @@ def make_graph(
 
 @dataclass(frozen=True)
 class ToyCost:
-    """1 flop takes 1 us; a collective its latency and its bytes over the link's rate."""
+    """1 flop takes 1 us; a collective its latency and its bytes over the link's rate.
+
+    Adding up gradients is free: the closed forms of schedules leave it out.
+    """
 
     cluster: Cluster
     latency_ns: int = 5000
 
     def op(self, work: OpWork) -> OpCost:
-        return OpCost(ns=1000 * work.flops + work.bytes // 10, source="analytic")
+        moved_bytes = 0 if work.target == ACCUMULATE else work.bytes
+        return OpCost(ns=1000 * work.flops + moved_bytes // 10, source="analytic")
 
     def collective(self, work: CollectiveWork) -> CollectiveCost:
         node = self.cluster.nodes[0]

@@ -7,6 +7,7 @@ from collections import Counter
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import lower
 from claw_plan.planner.score import Scorer
+from claw_plan.profiles.cost import OpCost
 from claw_plan.simulator.simulate import simulate
 
 
@@ -78,3 +79,27 @@ def test_hybrid_sharding_all_reduces_the_shards_over_the_replicas(toys):
         "all-reduce root": 4 * 512 // 2,
         **{f"all-reduce unit {block}": 4 * 64 // 2 for block in (1, 2, 3, 4)},
     }
+
+
+def test_gradients_of_later_microbatches_are_added_up(toys, monkeypatch):
+    """Whole ones, 12 bytes each; with sharding only the shards; after the first, never."""
+    asked = []
+
+    def op(self, work):
+        if work.target == "aten.add_":
+            asked.append(work.bytes)
+        return OpCost(ns=1, source="analytic")
+
+    problem = toys.problem(toys.graph(layers=4), global_batch=4)
+    monkeypatch.setattr(type(problem.cost), "op", op)
+    elements = 64 * 8 + 4 * 8 * 8
+    for candidate, additions, size in (
+        (Candidate(), 3, elements),
+        (Candidate(microbatch_size=4), 0, elements),
+        (Candidate(dp_replicate=2), 1, elements),
+        (Candidate(dp_shard=2), 1, elements // 2),
+    ):
+        asked.clear()
+        graph, _ = lowered(problem, candidate)
+        assert graph.name.count("accumulate gradients") == additions
+        assert asked == [12 * size] * additions
