@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from claw_plan.planner.graph import PLAIN, SEQUENCE, TENSOR, Amount, Exchange, ModelGraph, Op
 from claw_plan.planner.model_source import load_model
@@ -125,6 +126,34 @@ def test_llama(tmp_path: Path) -> None:
         op for op in graph.cost(1).forward if isinstance(op, Op) and op.kind == "attention"
     ]
     assert [dim.at(3) for dim in attentions[0].dims] == [3, 8, 4, 32, 32, 8, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_llama_keeps_what_it_keeps_on_real_tensors(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = config(
+        tmp_path, model_type="llama", hidden_size=64, intermediate_size=128,
+        num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=5, vocab_size=256,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    model = load_model(folder)
+    graph = trace(model, seq_len=32, dtype=str(dtype).removeprefix("torch."))
+    costs = [graph.cost(unit) for unit in range(len(graph.units))]
+    kept = sum(cost.saved_bytes.at(2) + cost.input_bytes.at(2) for cost in costs)
+
+    module, batch = model.build().to(dtype), model.example_batch(2, 32)
+    own = [*module.parameters(), *module.buffers(), *batch.values()]
+    known = {tensor.untyped_storage().data_ptr() for tensor in own}
+    held: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(**batch)
+    real = sum(t.untyped_storage().nbytes() for key, t in held.items() if key not in known)
+    assert kept == real
 
 
 @pytest.mark.slow
