@@ -89,7 +89,7 @@ class Bounds:
     def _unit_times(self, candidate: Candidate) -> tuple[list[int], list[int]]:
         graph, variant = self.problem.graph, variant_of(candidate)
         batch, tp = candidate.microbatch_size, candidate.tp
-        by_structure: dict[int, tuple[int, int]] = {}
+        by_structure: dict[int, tuple[int, int, int]] = {}
         forward, backward = [], []
         last = len(graph.units) - 1
         for index, unit in enumerate(graph.units):
@@ -97,11 +97,12 @@ class Bounds:
                 by_structure[unit.structure] = (
                     _pass_floor_ns(self.problem.pass_time(index, variant, batch, tp, False)),
                     _pass_floor_ns(self.problem.pass_time(index, variant, batch, tp, True)),
+                    _pass_floor_ns(self.problem.recompute_time(index, variant, batch, tp)),
                 )
-            up, down = by_structure[unit.structure]
-            again = up if candidate.recompute == "full" and 0 < index < last else 0
+            up, down, again = by_structure[unit.structure]
+            is_recomputed = candidate.recompute == "full" and 0 < index < last
             forward.append(up)
-            backward.append(down + again)
+            backward.append(down + again * is_recomputed)
         return forward, backward
 
     def even_ns(self, candidate: Candidate) -> int:

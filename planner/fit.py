@@ -59,6 +59,7 @@ class Fit:
                 output_bytes=leaves[unit],
                 forward_peak_bytes=peaks[unit, FORWARD],
                 backward_peak_bytes=peaks[unit, BACKWARD],
+                num_recomputed=recordings[0].num_recomputed(unit),
             )
             for unit in range(count)
         ]

@@ -74,6 +74,8 @@ class UnitCost:
     out. `input_bytes` and `output_bytes`: the hidden state that enters and leaves it.
     `forward_peak_bytes` and `backward_peak_bytes`: the most that is alive in the pass beyond what
     was alive at its start (saved tensors and gradients of the unit's parameters left out).
+    `num_recomputed`: how many of `forward` run again under activation checkpointing, which stops
+    at the last tensor that autograd keeps; None for all.
     """
 
     forward: tuple[Op | Exchange, ...]
@@ -83,6 +85,7 @@ class UnitCost:
     output_bytes: Amount
     forward_peak_bytes: Amount
     backward_peak_bytes: Amount
+    num_recomputed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

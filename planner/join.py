@@ -44,6 +44,7 @@ class Join:
         return UnitCost(
             forward=self._ops(one.forward, other.forward),
             backward=self._ops(one.backward, other.backward),
+            num_recomputed=one.num_recomputed,
             **{name: self.amount(getattr(one, name), getattr(other, name)) for name in amounts},
         )
 

@@ -134,7 +134,7 @@ class Lowering:
             if unit == stage.start:
                 stage.streams.next_free_bytes = stage.held.microbatch_bytes
             if self._is_recomputed(unit):
-                redone.append(self._problem.pass_time(unit, self._variant, batch, tp, False))
+                redone.append(self._problem.recompute_time(unit, self._variant, batch, tp))
             passes.append(self._problem.pass_time(unit, self._variant, batch, tp, True))
             if data.by_unit:
                 stage.streams.run_pass("recompute", f"{label} unit {unit}", redone)

@@ -88,7 +88,7 @@ class Problem:
     cluster: Cluster
     cost: CostModel
     training: Training
-    _passes: dict[tuple[int, str, int, int, bool], PassTime] = field(default_factory=dict)
+    _passes: dict[tuple[int, str, int, int, str], PassTime] = field(default_factory=dict)
     _collectives: dict[CollectiveWork, CollectiveCost] = field(default_factory=dict)
 
     @property
@@ -103,18 +103,26 @@ class Problem:
 
     def pass_time(self, unit: int, variant: str, batch: int, tp: int, backward: bool) -> PassTime:
         """Time of one pass of a unit for one microbatch."""
+        return self._pass(unit, variant, batch, tp, "backward" if backward else "forward")
+
+    def recompute_time(self, unit: int, variant: str, batch: int, tp: int) -> PassTime:
+        """Time of what activation checkpointing runs again before the unit's backward."""
+        return self._pass(unit, variant, batch, tp, "recompute")
+
+    def _pass(self, unit: int, variant: str, batch: int, tp: int, kind: str) -> PassTime:
         structure = self.graph.units[unit].structure
-        key = (structure, variant, batch, tp, backward)
+        key = (structure, variant, batch, tp, kind)
         known = self._passes.get(key)
         if known is None:
             known = self._passes[key] = self._time_pass(*key)
         return known
 
-    def _time_pass(
-        self, structure: int, variant: str, batch: int, tp: int, backward: bool
-    ) -> PassTime:
+    def _time_pass(self, structure: int, variant: str, batch: int, tp: int, kind: str) -> PassTime:
         cost = self.graph.costs[variant][structure]
+        backward = kind == "backward"
         items = cost.backward if backward else cost.forward
+        if kind == "recompute":
+            items = items[: cost.num_recomputed]
         steps: list[tuple[int, CollectiveCost | None]] = []
         sources: dict[str, int] = {}
         compute_ns = 0

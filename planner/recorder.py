@@ -69,6 +69,8 @@ class Recording:
     leaves unit i, with `boundary_bytes[i]`. `used` are the units that read each parameter,
     `modules[i]` the outermost modules unit i runs. `ways_around[i]` is a module whose output
     reaches unit i or a later one by another way than through the boundary before unit i.
+    `last_save[i]` is the number of ops, of all units, before the last that unit i kept something
+    for (operators keep their inputs before they run, their outputs after).
     """
 
     ops: list[RecordedOp | RecordedExchange] = field(default_factory=list)
@@ -80,6 +82,12 @@ class Recording:
     used: dict[str, set[int]] = field(default_factory=dict)
     modules: dict[int, list[str]] = field(default_factory=dict)
     ways_around: dict[int, str] = field(default_factory=dict)
+    last_save: dict[int, int] = field(default_factory=dict)
+
+    def num_recomputed(self, unit: int) -> int:
+        """How many ops of the unit's forward torch's checkpoint runs again before it stops."""
+        before = self.ops[: self.last_save.get(unit, 0)]
+        return sum(op.unit == unit and op.phase == FORWARD for op in before)
 
     def saved_bytes(self, unit: int) -> int:
         """What autograd keeps of a unit beyond the hidden state that enters it.
@@ -324,6 +332,8 @@ class Recorder(TorchDispatchMode):
         return number
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.phase == FORWARD:
+            self.recording.last_save[self._unit] = len(self.recording.ops)
         number = self._storage(tensor)
         if number >= 0 and number not in self.recording.saved:
             size = tensor.untyped_storage().nbytes()

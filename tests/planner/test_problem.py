@@ -43,3 +43,13 @@ def test_a_mixed_cluster_is_judged_by_its_smallest_device(toys):
     small = replace(cluster.nodes[1].device, memory_bytes=5)
     mixed = replace(cluster, nodes=(cluster.nodes[0], replace(cluster.nodes[1], device=small)))
     assert toys.problem(cluster=mixed).device.memory_bytes == 5
+
+
+def test_a_recomputation_ends_where_the_unit_says(toys):
+    problem = toys.problem(toys.graph())
+    forward = problem.pass_time(1, PLAIN, 1, 1, backward=False)
+    assert problem.recompute_time(1, PLAIN, 1, 1) == forward
+    costs = problem.graph.costs[PLAIN]
+    shorter = tuple(replace(cost, num_recomputed=0) for cost in costs)
+    graph = replace(problem.graph, costs={PLAIN: shorter})
+    assert toys.problem(graph).recompute_time(1, PLAIN, 1, 1).total_ns == 0

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from claw_plan.planner.attention_op import fused_operators
 from claw_plan.planner.model_source import load_model
@@ -46,6 +49,18 @@ def record_gpt() -> Recording:
     module, batch = gpt(fake)
     with fake:
         return record(module, list(module.transformer["h"]), batch)
+
+
+class CallCounter(TorchDispatchMode):
+    """How often each operator ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.calls[f"{func.namespace}.{func.overloadpacket.__name__}"] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def flops(recording: Recording, unit: int, phase: str) -> int:
@@ -216,3 +231,22 @@ def test_exchanges_stand_where_they_happen() -> None:
         (2, BACKWARD, "reduce_scatter"),
         (1, BACKWARD, "reduce_scatter"),
     ]
+
+
+def test_checkpointing_runs_again_what_torch_runs_again() -> None:
+    """All but the last product and the residual addition, whose results nothing keeps."""
+    recording = record_gpt()
+    for unit in (1, 2, 3):
+        ops = [op for op in recording.ops if op.unit == unit and op.phase == FORWARD]
+        left = ops[recording.num_recomputed(unit) :]
+        assert [op.target for op in left if isinstance(op, RecordedOp)] == [
+            "aten.addmm",
+            "aten.add",
+        ]
+
+    counts = CallCounter()
+    block = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    output = checkpoint(block, torch.randn(2, 8), use_reentrant=False)
+    with counts:
+        output.sum().backward()
+    assert counts.calls["aten.addmm"] == 1  # of the two
