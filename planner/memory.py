@@ -69,7 +69,6 @@ class _Stage:
     compute: int
     mixed: bool
     holds: list[int]
-    inputs: list[int]
     remade: list[int]
     forward_peak: list[int]
     backward_peak: list[int]
@@ -154,7 +153,6 @@ class MemoryModel:
             compute=training.compute_bytes,
             mixed=training.is_mixed,
             holds=[i + (0 if r else s) for i, s, r in zip(inputs, saved, redone, strict=True)],
-            inputs=inputs,
             remade=[s if r else 0 for s, r in zip(saved, redone, strict=True)],
             forward_peak=[cost.forward_peak_bytes.at(batch, tp) for cost in costs],
             backward_peak=[cost.backward_peak_bytes.at(batch, tp) for cost in costs],
@@ -204,9 +202,9 @@ def _whole_moments(sizes: _Stage, static: Parts) -> Iterator[Parts]:
     held = _earlier(sizes)
     accumulated = everything if sizes.microbatches > 1 else 0
     for index, hold in enumerate(sizes.holds):
-        peak = held + sizes.inputs[index] + sizes.forward_peak[index]
-        yield _moment(static, gradients=accumulated, activations=peak)
         held += hold
+        peak = held + sizes.forward_peak[index]
+        yield _moment(static, gradients=accumulated, activations=peak)
     # The epilogue is at its largest in the loss, before its parameters' gradients are made.
     made, tail = 0, STORED_BYTES * sizes.root_tail
     for index in reversed(range(len(groups))):
@@ -255,13 +253,13 @@ def _sharded_forward(sizes: _Stage, static: Parts, gradients: int) -> Iterator[P
     held, kept = _earlier(sizes), compute * sizes.root.whole
     for index, group in enumerate(groups):
         following = groups[index + 1].whole if index + 1 < len(groups) else 0
+        held += sizes.holds[index]
         yield _moment(
             static,
             gradients=gradients,
             gathered=kept + compute * (group.whole + following),
-            activations=held + sizes.inputs[index] + sizes.forward_peak[index],
+            activations=held + sizes.forward_peak[index],
         )
-        held += sizes.holds[index]
         kept += compute * group.whole if sizes.gathered_after_forward else 0
 
 

@@ -49,7 +49,7 @@ def _unit_cost(flops: int, hidden: int, *, tensor: bool, block: bool) -> UnitCos
         saved_bytes=Amount(0, 4 * hidden),
         input_bytes=Amount(0, hidden),
         output_bytes=Amount(0, hidden),
-        forward_peak_bytes=Amount(0, 5 * hidden),
+        forward_peak_bytes=Amount(0, hidden),
         backward_peak_bytes=Amount(0, 2 * hidden),
     )
 

@@ -1,6 +1,6 @@
 """Peaks worked out by hand on the toy model (hidden 100 bytes a sample).
 
-A unit's input is 100, what it saves 400, its forward peak 500 and its backward peak 200 bytes a
+A unit's input is 100, what it saves 400, its forward peak 100 and its backward peak 200 bytes a
 sample; the tied table has 512 elements, each of the four blocks 64.
 """
 
