@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn as nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from claw_plan.planner.chain import FOLDS
 from claw_plan.planner.errors import TraceError
@@ -175,6 +176,7 @@ def _assemble(
     unused = [p.name for p in parameters if not p.units and p.trainable]
     if unused:
         assumptions.append(f"never used, so without a gradient: {', '.join(unused[:3])}")
+    assumptions += _of_the_batch(subject)
     return ModelGraph(
         name=subject.model.name,
         fingerprint=_fingerprint(subject, parameters),
@@ -195,6 +197,17 @@ def _assemble(
         },
         assumptions=tuple(assumptions),
     )
+
+
+def _of_the_batch(subject: Subject) -> list[str]:
+    """What in the model depends on how a batch is divided."""
+    modules = list(subject.module.modules())
+    found = []
+    if any(isinstance(module, _BatchNorm) and module.training for module in modules):
+        found.append("BatchNorm takes its statistics over each rank's microbatch alone")
+    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in modules):
+        found.append("dropout draws other masks when the batch or the heads are divided")
+    return found
 
 
 def _units(

@@ -85,6 +85,7 @@ def test_resnet():
     assert result.graph.num_parameters == 25_557_032
     assert result.plan.training.seq_len is None and result.best.tokens_per_s is None
     assert any("tensor parallelism: not possible" in reason for reason in result.reasons)
+    assert any("BatchNorm" in assumption for assumption in result.assumptions)
     assert_every_parameter_once(result)
 
 
