@@ -41,14 +41,23 @@ def reduce_gradients(
     op: dist.ReduceOp.RedOpType,
     bucket_bytes: int,
 ) -> None:
-    """All-reduces the gradients over the group, packed into buckets of about that size."""
+    """All-reduces the gradients over the group, packed into buckets of about that size.
+
+    A bucket ends with a flag for each gradient that was there at all. What no rank's backward
+    reached has no gradient afterwards either, so that the optimizer leaves it alone.
+    """
+    unreached = {id(parameter) for parameter in parameters if parameter.grad is None}
+    owners = iter(parameters)
     for bucket in buckets([local_gradient(parameter) for parameter in parameters], bucket_bytes):
-        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+        held = [next(owners) for _ in bucket]
+        flags = bucket[0].new_tensor([float(id(owner) not in unreached) for owner in held])
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in bucket), flags])
         dist.all_reduce(flat, op=op, group=group)
-        for gradient, part in zip(
-            bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True
-        ):
+        *parts, flags = torch.split(flat, [*(g.numel() for g in bucket), len(bucket)])
+        for owner, gradient, part, flag in zip(held, bucket, parts, flags.tolist(), strict=True):
             gradient.copy_(part.view_as(gradient))
+            if not flag:
+                owner.grad = None
 
 
 def buckets(gradients: Sequence[torch.Tensor], bucket_bytes: int) -> Iterator[list[torch.Tensor]]:
@@ -75,7 +84,8 @@ class TiedGradients:
     def __init__(self, held: Mapping[str, nn.Parameter], pp_group: dist.ProcessGroup) -> None:
         size = dist.get_world_size(pp_group)
         names: list[list[str]] = [[] for _ in range(size)]
-        dist.all_gather_object(names, sorted(held), group=pp_group)
+        trained = sorted(name for name, parameter in held.items() if parameter.requires_grad)
+        dist.all_gather_object(names, trained, group=pp_group)
         shared = [
             (name, [stage for stage in range(size) if name in names[stage]])
             for name in sorted(set().union(*names))

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_of_mean
 from claw_plan.executor.loss_scale import LossScale
 from claw_plan.executor.mesh import Mesh, make_mesh
@@ -158,7 +159,7 @@ def compile_plan(
     stage.to(device)
     if knobs.recompute == "full":
         for block in blocks:
-            _recompute(stage.model.get_submodule(block))
+            recompute(stage.model.get_submodule(block), precision)
     shards = plan.training.precision != "float32" or knobs.dp_shard > 1
     if shards:
         _shard(stage, blocks, plan, mesh, lowers=precision == AS_PLANNED)
@@ -241,9 +242,18 @@ def _own_blocks(plan: Plan, index: int) -> list[str]:
     return plan.blocks[start:end]
 
 
-def _recompute(block: nn.Module) -> None:
-    """Keeps only the block's inputs; in place, so that its parameters keep their names."""
-    block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+def recompute(block: nn.Module, precision: str = AS_PLANNED) -> None:
+    """Keeps only the block's inputs; in place, so that its parameters keep their names.
+
+    The engine that runs it again in backward knows nothing of a DoubleMode around the step.
+    """
+    again = DoubleMode if precision == DOUBLE else nullcontext
+    block.forward = partial(
+        checkpoint,
+        block.forward,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), again()),
+    )
 
 
 def _shard(stage: Stage, blocks: list[str], plan: Plan, mesh: Mesh, *, lowers: bool) -> None:

@@ -19,11 +19,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from claw_plan.executor.batches import ExampleSource, own_slice
+from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.job import Job, Progress
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import DOUBLE, SINGLE, ParallelModel, compile_plan
 from claw_plan.executor.ranks import Rank
-from claw_plan.executor.reference import DoubleMode, batch_for, reference_steps, without_dropout
+from claw_plan.executor.reference import batch_for, reference_steps, without_dropout
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
 from claw_plan.profiles.files import write_atomic

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 
-from claw_plan.executor.gradients import buckets, local_gradient, share_of_mean
+from claw_plan.executor.gradients import (
+    buckets,
+    local_gradient,
+    reduce_gradients,
+    share_of_mean,
+)
+from claw_plan.executor.ranks import Rank
 from claw_plan.executor.verify import verify_plans
 
 
@@ -30,6 +37,16 @@ def test_a_parameter_nothing_reached_has_a_gradient_of_zeros() -> None:
     parameter = nn.Parameter(torch.ones(2))
     assert torch.equal(local_gradient(parameter), torch.zeros(2))
     assert parameter.grad is not None
+
+
+def test_what_no_rank_reached_is_left_without_a_gradient(alone: Rank) -> None:
+    reached, unreached = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    reached.grad = torch.full((3,), 2.0)
+    group = dist.group.WORLD
+    assert group is not None
+    reduce_gradients([unreached, reached], group, dist.ReduceOp.SUM, 1000)
+    assert unreached.grad is None
+    assert torch.equal(reached.grad, torch.full((3,), 2.0))
 
 
 def test_shares_of_the_mean_add_up_to_it() -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn as nn
 
+from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import DOUBLE
-from claw_plan.executor.reference import DoubleMode, reference_steps, without_dropout
+from claw_plan.executor.reference import reference_steps, without_dropout
 from claw_plan.planner.errors import PlanError
 
 
@@ -43,17 +44,3 @@ def test_a_forward_that_draws_is_refused(tiny_plan: Callable[..., Path]) -> None
     loaded = dataclasses.replace(loaded, make=Drawing)
     with pytest.raises(PlanError, match="draws random numbers"):
         list(reference_steps(plan, loaded, 1, DOUBLE))
-
-
-def test_in_double_mode_nothing_falls_back_to_single() -> None:
-    value = torch.full((2,), 1 / 3, dtype=torch.float64)
-    with DoubleMode():
-        results = [
-            value.float(),
-            value.to(torch.float32),
-            value.type(torch.float32),
-            torch.softmax(value, 0, dtype=torch.float32),
-            torch.zeros(2, dtype=torch.float32),
-        ]
-    assert {result.dtype for result in results} == {torch.float64}
-    assert value.float().dtype == torch.float32
