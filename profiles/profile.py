@@ -36,7 +36,7 @@ class ProfileError(ClawPlanError):
 class Profile:
     """Measurements in the order they were made, and `constants` by device and name.
 
-    The constants are those of `fit`: 'op_scale', 'step_overhead_ns'.
+    The constants are those of `fit.NEUTRAL`, such as 'op_scale'.
     """
 
     name: str = "profile"
