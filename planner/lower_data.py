@@ -250,14 +250,14 @@ class _Sharded(DataParallel):
     def after_backward(self, unit: int, is_last: bool) -> None:
         self._marks.append(self._streams.last_task)
         if self._reduces(is_last):
-            self._reduce(unit)
+            self._reduce(unit, is_last)
         # Under a pipeline parameters stay whole between backwards, until the last.
         if self._candidate.pp == 1 or is_last:
             self._gathered.discard(unit)
 
     def end_backward(self, is_last: bool) -> None:
         if self._reduces(is_last):
-            self._reduce(ROOT)
+            self._reduce(ROOT, is_last)
         if self._candidate.pp == 1 or is_last:
             self._gathered.discard(ROOT)
         super().end_backward(is_last)
@@ -271,7 +271,7 @@ class _Sharded(DataParallel):
     def _reduces(self, is_last: bool) -> bool:
         return self._candidate.pp == 1 or is_last
 
-    def _reduce(self, group: int) -> None:
+    def _reduce(self, group: int, is_last: bool) -> None:
         size = self._groups.get(group, GroupSize())
         if not size.trainable_whole:
             return
@@ -299,7 +299,8 @@ class _Sharded(DataParallel):
             )
             self._pending_reductions.append(task)
             needs = [task]
-        self._all_reduce(STORED_BYTES * size.trainable_shard, f"all-reduce {name}", needs)
+        if is_last:  # shards are summed over the replicas once a step
+            self._all_reduce(STORED_BYTES * size.trainable_shard, f"all-reduce {name}", needs)
 
 
 def make_data_parallel(
