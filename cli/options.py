@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from claw_plan.profiles.errors import InputError
+from claw_plan.profiles.files import why_not_replaceable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -124,14 +125,20 @@ def planning_options(command: Command) -> Command:
     return command
 
 
-def check_can_write(path: Path | None) -> None:
-    """Refuses a path that cannot be written, before any work is done for it."""
+def check_can_write(path: Path | None, *, inputs: Iterable[Path | None] = ()) -> None:
+    """Refuses a path that cannot be written, before any work is done for it.
+
+    `inputs` are the files that the command reads, or writes otherwise: none may be replaced.
+    """
     if path is None:
         return
     folder = path.absolute().parent
-    if path.is_dir():
-        raise InputError(f"cannot write {str(path)!r}: it is a folder; name a file")
+    if why := why_not_replaceable(path):
+        raise InputError(f"cannot write {str(path)!r}: {why}")
     if not folder.is_dir():
         raise InputError(f"cannot write {str(path)!r}: there is no folder {str(folder)!r}")
     if not os.access(folder, os.W_OK):
         raise InputError(f"cannot write {str(path)!r}: its folder is not writable")
+    target = os.path.realpath(path)
+    if any(other is not None and os.path.realpath(other) == target for other in inputs):
+        raise InputError(f"cannot write {str(path)!r}: this command uses that file otherwise too")

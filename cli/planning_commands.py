@@ -52,8 +52,9 @@ def plan(
     MODEL is a Python file, or a Hugging Face config.json. The file has build_model() and
     example_batch(batch_size), or --build and --inputs say how to make them.
     """
-    check_can_write(output)
-    check_can_write(trace)
+    read = (model, Path(settings["cluster"]), settings["profile"])
+    check_can_write(output, inputs=read)
+    check_can_write(trace, inputs=(*read, output))
     try:
         with stdout_kept_clean(), ProgressBar() as progress:
             folder = output.absolute().parent if output else Path()
@@ -120,7 +121,7 @@ def _next_command(output: Path | None) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON (docs/json.md).")
 def simulate(plan_file: Path, profile: Path | None, trace: Path | None, as_json: bool) -> int:
     """Predict time and memory of PLAN, which may have been edited by hand."""
-    check_can_write(trace)
+    check_can_write(trace, inputs=(plan_file, profile))
     with stdout_kept_clean(), ProgressBar() as progress:
         progress("loading", 0.0)
         from claw_plan.planner.planning import simulate_plan

@@ -99,8 +99,12 @@ def parse_fix(text: str) -> dict[str, Any]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
             raise PlanError(f"--fix takes knob=value pairs, as in tp=2,pp=2; got {part!r}")
-        if name not in kinds or name == "mesh_order":
+        if name == "mesh_order":
+            raise PlanError("--fix: mesh_order has one value so far and cannot be pinned")
+        if name not in kinds:
             raise PlanError(f"--fix: there is no knob {name!r}; {near_matches(name, kinds)}")
+        if name in pinned:
+            raise PlanError(f"--fix names {name} twice; give it one value")
         pinned[name] = _parse_value(name, value, str(kinds[name]))
     return pinned
 

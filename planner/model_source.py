@@ -29,6 +29,9 @@ DEFAULT_SEQ_LEN_LIMIT = 8192
 SEED = 0
 """Example batches are the same in every process."""
 
+LONGEST_PATH = 200
+"""Characters of a path that are shown; the system refuses names above 255."""
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -145,12 +148,7 @@ def load_model(path: Path, *, build: str | None = None, inputs: str | None = Non
     `build` is an expression in the file's own namespace; `inputs` describes a batch as in
     `idx=int64[B,1024]<50304`. Raises InputError or TraceError with one sentence for the user.
     """
-    path = Path(path)
-    if path.is_dir() and (path / "config.json").is_file():
-        path = path / "config.json"
-    if not path.is_file():
-        what = "is a folder without a config.json" if path.is_dir() else "does not exist"
-        raise InputError(f"{path} {what}; give a Python file or a Hugging Face config.json")
+    path = _model_file(Path(path))
     specs = None if inputs is None else parse_inputs(inputs)
     if path.suffix == ".json":
         return _load_config(path, build, inputs, specs)
@@ -168,6 +166,21 @@ def load_model(path: Path, *, build: str | None = None, inputs: str | None = Non
         loss_function=namespace.get("loss"),
         train_data=namespace.get("train_data"),
         optimizer=namespace.get("optimizer"),
+    )
+
+
+def _model_file(path: Path) -> Path:
+    """The file itself, or the config.json of a folder."""
+    try:
+        if path.is_dir() and (path / "config.json").is_file():
+            return path / "config.json"
+        if path.is_file():
+            return path
+        what = "is a folder without a config.json" if path.is_dir() else "does not exist"
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+    raise InputError(
+        f"{str(path)[:LONGEST_PATH]} {what}; give a Python file or a Hugging Face config.json"
     )
 
 

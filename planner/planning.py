@@ -23,7 +23,7 @@ from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import search_space
-from claw_plan.planner.space import Space
+from claw_plan.planner.space import Space, batch_refusal, check_pinned
 from claw_plan.planner.trace import trace
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping, load_cluster
@@ -76,6 +76,7 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     """Plans a model. Raises InputError, TraceError, PlanError or InfeasiblePlan."""
     say = request.progress or (lambda what, done: None)
     cluster = load_cluster(request.cluster)
+    check_pinned(request.fix, cluster)
     say("loading the model", 0.0)
     model = load_model(request.model, build=request.build, inputs=request.inputs)
     profile, profile_name = _find_profile(request.profile, request.cluster, cluster)
@@ -122,6 +123,8 @@ def _pose(
     if batch is None:
         batch = DEFAULT_GLOBAL_BATCH
         assumed.append(f"global batch {batch} (--global-batch)")
+    if why := batch_refusal(request.fix, batch):
+        raise PlanError(why)
     seq_len = request.seq_len or settings.get("seq_len") or model.seq_len()
     precision = request.precision or settings.get("precision")
     if precision is None:

@@ -7,6 +7,7 @@ are worked out here once for each (unit, microbatch, tensor-parallel degree) and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import PLAIN, SEQUENCE, TENSOR, Exchange, ModelGraph, Op
@@ -91,12 +92,12 @@ class Problem:
     _passes: dict[tuple[int, str, int, int, str], PassTime] = field(default_factory=dict)
     _collectives: dict[CollectiveWork, CollectiveCost] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def device(self) -> Device:
         """The device all plans are made for: of a mixed cluster, the one with the least memory."""
         return min((node.device for node in self.cluster.nodes), key=lambda d: d.memory_bytes)
 
-    @property
+    @cached_property
     def devices_per_node(self) -> int:
         """Devices of the smallest node."""
         return min(node.device_count for node in self.cluster.nodes)

@@ -17,6 +17,16 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.supported import RECOMPUTE, SCHEDULES, can_grow_from, knob_refusal, refusal
+from claw_plan.profiles.cluster import Cluster
+
+MOST_MICROBATCHES = 4096
+"""A step of more is not offered: it is simulated task by task, and nobody accumulates so many."""
+
+CANNOT_ACT = (
+    "a schedule is chosen only where pp is above 1 and a step has two microbatches or more, "
+    "sequence_parallel only where tp is above 1 and divides the sequence, and a step has at most "
+    f"{MOST_MICROBATCHES} microbatches"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +54,9 @@ class Space:
 
     def _check_fix(self) -> None:
         """Pinned values that no candidate can have are refused with the values that can."""
-        graph, fix = self._problem.graph, self._fix
-        pinned = Candidate(**fix)
-        why = knob_refusal(pinned)
-        if not why and not can_grow_from(pinned):
-            why = refusal(pinned)
-        if why:
-            raise PlanError(f"--fix {why}")
+        problem = self._problem
+        graph, pinned = problem.graph, Candidate(**self._fix)
+        check_pinned(self._fix, problem.cluster)
         if pinned.tp > 1 and graph.tp_divides % pinned.tp:
             valid = ", ".join(str(d) for d in self.tp_degrees())
             reason = f" ({graph.no_tensor_parallel})" if graph.no_tensor_parallel else ""
@@ -62,12 +68,6 @@ class Space:
             raise PlanError(
                 f"--fix pp={pinned.pp}: the model's {len(graph.blocks)} blocks make at most "
                 f"{self.most_stages()} stages{f' ({refused})' if refused else ''}"
-            )
-        devices = self._problem.cluster.num_devices
-        if pinned.num_devices > devices:
-            raise PlanError(
-                f"--fix asks for {pinned.num_devices} devices (pp x dp x tp); "
-                f"the cluster {self._problem.cluster.name!r} has {devices}"
             )
 
     def tp_degrees(self) -> list[int]:
@@ -98,6 +98,8 @@ class Space:
                 if batch % dp:
                     continue
                 for size in divisors(batch // dp):
+                    if batch // (dp * size) > MOST_MICROBATCHES:
+                        continue
                     if self._pinned("microbatch_size", size):
                         yield from self._variants(pp, tp, dp, size, batch // (dp * size))
 
@@ -172,16 +174,40 @@ class Space:
     def explain_empty(self) -> str:
         """Why there is no candidate at all: nearly always a batch that nothing divides."""
         batch = self._problem.training.global_batch
-        pinned = Candidate(**self._fix)
-        unit = pinned.dp * self._fix.get("microbatch_size", 1)
-        if unit > 1 and batch % unit:
-            below, above = batch // unit * unit, -(-batch // unit) * unit
-            near = f"{below} or {above}" if below else f"{above}"
-            return (
-                f"a global batch of {batch} is not a multiple of dp={pinned.dp} x "
-                f"microbatch_size={self._fix.get('microbatch_size', 1)} = {unit}; nearest: {near}"
-            )
-        return (
-            f"no candidate agrees with the pinned knobs {self._fix} on "
-            f"{self._problem.cluster.num_devices} devices with a global batch of {batch}"
+        pinned = ",".join(f"{knob}={value}" for knob, value in self._fix.items())
+        return batch_refusal(self._fix, batch) or (
+            f"no candidate agrees with --fix {pinned} on "
+            f"{self._problem.cluster.num_devices} devices with a "
+            f"global batch of {batch}: {CANNOT_ACT}"
         )
+
+
+def check_pinned(fix: Mapping[str, Any], cluster: Cluster) -> None:
+    """Refuses pinned knobs that no model could have on the cluster, before one is traced."""
+    pinned = Candidate(**fix)
+    why = knob_refusal(pinned)
+    if not why and not can_grow_from(pinned):
+        why = refusal(pinned)
+    if why:
+        raise PlanError(f"--fix {why}")
+    if pinned.sequence_parallel and fix.get("tp") == 1:
+        raise PlanError("--fix sequence_parallel=true acts with tp above 1 only; pin tp=2 or more")
+    if pinned.num_devices > cluster.num_devices:
+        raise PlanError(
+            f"--fix asks for {pinned.num_devices} devices (pp x dp x tp); "
+            f"the cluster {cluster.name!r} has {cluster.num_devices}"
+        )
+
+
+def batch_refusal(fix: Mapping[str, Any], batch: int) -> str:
+    """Why the pinned knobs cannot share out the batch, with the nearest that they can; or ''."""
+    pinned = Candidate(**fix)
+    unit = pinned.dp * fix.get("microbatch_size", 1)
+    if batch % unit == 0:
+        return ""
+    below, above = batch // unit * unit, -(-batch // unit) * unit
+    near = f"{below} or {above}" if below else f"{above}"
+    return (
+        f"a global batch of {batch} is not a multiple of dp={pinned.dp} x "
+        f"microbatch_size={fix.get('microbatch_size', 1)} = {unit}; nearest: {near}"
+    )

@@ -25,18 +25,24 @@ from claw_plan.profiles.work import COLLECTIVE_OPS
 MAX_DEVICE_BYTES = 1024 * GIB
 """No accelerator has a TiB of its own memory; a larger figure is a slip in the unit."""
 
+MAX_BYTES_PER_S = 1e15
+MAX_FLOPS_PER_S = 1e18
+"""No memory or link moves a PB/s and no device computes an EFLOPS (B200: 8 TB/s, 2.25 PFLOPS)."""
+
 _MAX_HOST_BYTES = 64 * 1024 * GIB
 _MAX_NODES = 100_000
 
 
-def _quantity(parse: Callable[[object], float], limit: float = float("inf")) -> BeforeValidator:
+def _quantity(
+    parse: Callable[[object], float], limit: float = float("inf"), limit_text: str = ""
+) -> BeforeValidator:
     def read(value: object) -> float:
         try:
             number = parse(value)
         except InputError as error:
             raise ValueError(str(error)) from None
         if number > limit:
-            raise ValueError(f"{value} is implausible: more than {format_bytes(limit)}")
+            raise ValueError(f"{value} is implausible: more than {limit_text}; is the unit right?")
         if number < 1:
             raise ValueError(f"{value} is less than one unit")
         return number
@@ -60,10 +66,12 @@ def _type_alone(value: object) -> object:
     return {"type": value} if isinstance(value, str) else value
 
 
-DeviceBytes = Annotated[int, _quantity(parse_bytes, MAX_DEVICE_BYTES)]
-HostBytes = Annotated[int, _quantity(parse_bytes, _MAX_HOST_BYTES)]
-BytesPerS = Annotated[float, _quantity(parse_bytes_per_s)]
-FlopsPerS = Annotated[float, _quantity(parse_flops_per_s)]
+DeviceBytes = Annotated[
+    int, _quantity(parse_bytes, MAX_DEVICE_BYTES, format_bytes(MAX_DEVICE_BYTES))
+]
+HostBytes = Annotated[int, _quantity(parse_bytes, _MAX_HOST_BYTES, format_bytes(_MAX_HOST_BYTES))]
+BytesPerS = Annotated[float, _quantity(parse_bytes_per_s, MAX_BYTES_PER_S, "1 PB/s")]
+FlopsPerS = Annotated[float, _quantity(parse_flops_per_s, MAX_FLOPS_PER_S, "1000 PFLOPS")]
 Ns = Annotated[int, _quantity(parse_ns)]
 Count = Annotated[int, Field(strict=True, gt=0, le=_MAX_NODES)]
 Dtype = Literal["float64", "float32", "bfloat16", "float16", "float8", "int8"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -229,7 +230,7 @@ def _problem_message(
     came = came if len(came) <= 60 else came[:57] + "..."
     text = problem["msg"].removeprefix("Value error, ")
     text = f"{where}: {text[:1].lower()}{text[1:]}"
-    return text if came in text else f"{text}; got {came}"
+    return text if f"got {came}" in text else f"{text}; got {came}"
 
 
 def _keys_in(data: Any, keys: Sequence[Any]) -> tuple[Any, ...]:
@@ -281,11 +282,12 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 def write_atomic(path: Path, text: str) -> None:
     """Writes `text` so that a kill leaves the old file or the whole new one.
 
-    Raises InputError when the folder is missing or cannot be written to.
+    Raises InputError when the folder is missing or cannot be written to, and for what is no
+    regular file: renaming over it would replace a device such as /dev/null.
     """
     target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise InputError(f"cannot write {str(path)!r}: it is a folder")
+    if why := why_not_replaceable(target):
+        raise InputError(f"cannot write {str(path)!r}: {why}")
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(6)}.tmp")
     try:
         with temporary.open("x", encoding="utf-8", newline="\n") as file:
@@ -301,6 +303,19 @@ def write_atomic(path: Path, text: str) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def why_not_replaceable(path: Path) -> str:
+    """Why a whole new file cannot take the place of `path`; empty when it can."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "strerror", None) or error)
+    if stat.S_ISDIR(mode):
+        return "it is a folder; name a file"
+    return "" if stat.S_ISREG(mode) else "it is a device or pipe; name a file"
 
 
 def _sync_folder(folder: Path) -> None:

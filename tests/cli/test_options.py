@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -20,6 +21,17 @@ def test_a_file_in_an_existing_folder_can_be_written(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write"):
         check_can_write(tmp_path / name)
+
+
+def test_neither_a_device_nor_what_the_command_reads_is_replaced(tmp_path: Path) -> None:
+    pipe, model = tmp_path / "pipe", tmp_path / "model.py"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="it is a device or pipe; name a file"):
+        check_can_write(pipe)
+    with pytest.raises(InputError, match="uses that file otherwise too"):
+        check_can_write(tmp_path / "." / "model.py", inputs=[None, model])
+    with pytest.raises(InputError, match="File name too long"):
+        check_can_write(tmp_path / ("a" * 300))
 
 
 def test_the_options_keep_their_order_in_the_help() -> None:

@@ -43,6 +43,8 @@ def test_fix_is_read_by_the_kind_of_each_knob():
         ("tp", "takes knob=value pairs, as in tp=2,pp=2; got 'tp'"),
         ("tp=", "takes knob=value pairs"),
         ("tpp=2", "there is no knob 'tpp'; did you mean 'tp'"),
+        ("tp=2,tp=4", "names tp twice"),
+        ("mesh_order=pp", "cannot be pinned"),
         ("tp=two", "tp is a whole number, but got 'two'"),
         ("tp=-1", "tp is at least 1, but got '-1'"),
         ("sequence_parallel=2", "sequence_parallel is true or false, but got '2'"),

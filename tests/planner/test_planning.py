@@ -128,7 +128,7 @@ def test_an_edited_plan_is_scored_as_it_stands(tmp_path):
 )
 def test_what_cannot_be_pinned(fix, said):
     with pytest.raises(PlanError, match="--fix") as caught:
-        planned(GPT, "dgx-a100-80gb", fix=fix)
+        planned(GPT, "2xdgx-a100-80gb", fix=fix)
     assert said in str(caught.value)
 
 

@@ -66,11 +66,12 @@ def test_divisors():
         ({"pp": 5}, PlanError, "4 blocks make at most 4 stages"),
         ({"dp_shard": 8}, PlanError, "asks for 8 devices (pp x dp x tp); the cluster 'toy'"),
         ({"cp": 2}, PlanError, "use cp=1"),
+        ({"tp": 1, "sequence_parallel": True}, PlanError, "acts with tp above 1 only"),
     ],
 )
 def test_pinned_values_that_no_candidate_has(toys, fix, error, said):
     with pytest.raises(error) as caught:
-        Space(toys.problem(), fix)
+        Space(toys.problem(cluster=toys.cluster(nodes=1, devices=6)), fix)
     assert said in str(caught.value)
 
 
@@ -78,3 +79,22 @@ def test_the_nearest_batches_are_named(toys):
     space = Space(toys.problem(global_batch=10), {"dp_shard": 4})
     assert not members(space)
     assert "nearest: 8 or 12" in space.explain_empty()
+
+
+def test_knobs_that_cannot_act_are_explained(toys):
+    space = Space(toys.problem(), {"pp": 1, "schedule": "GPipe"})
+    assert not members(space)
+    assert "--fix pp=1,schedule=GPipe" in space.explain_empty()
+    assert "only where pp is above 1" in space.explain_empty()
+
+
+def test_a_step_of_very_many_microbatches_is_not_offered(toys):
+    space = Space(toys.problem(global_batch=8191), {})  # a prime: one microbatch, or 8191
+    assert {group.microbatches for group in space.groups()} == {1}
+    assert (
+        "at most 4096 microbatches"
+        in Space(
+            toys.problem(global_batch=8191),
+            {"microbatch_size": 1, "dp_shard": 1, "dp_replicate": 1},
+        ).explain_empty()
+    )

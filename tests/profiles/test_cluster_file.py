@@ -205,6 +205,14 @@ def test_a_rack_of_trays_is_one_nvlink_domain() -> None:
             "nodes:\n- devices:\n    type: custom\n    memory: 80000000000 GiB\n",
             "80000000000 GiB is implausible: more than 1.0 TiB",
         ),
+        (
+            "nodes:\n- devices: {type: h100, bandwidth: 1e30 GB/s}",
+            "1e30 GB/s is implausible: more than 1 PB/s; is the unit right?",
+        ),
+        (
+            "nodes:\n- devices: {type: h100, peak: {bfloat16: 1e9 TFLOPS}}",
+            "1e9 TFLOPS is implausible: more than 1000 PFLOPS",
+        ),
         ("nodes:\n- devices: {type: h100, memory: 0 GiB}", "a size must be positive and finite"),
         ("nodes:\n- devices: {type: h100, memory: -80 GiB}", "positive and finite"),
         ("nodes:\n- devices: {type: h100, memory: inf GiB}", "a number with its unit"),

@@ -236,3 +236,12 @@ def test_write_atomic_follows_links_and_obeys_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(umask)
     assert (tmp_path / "fresh.yaml").stat().st_mode & 0o777 == 0o640
+
+
+def test_write_atomic_replaces_no_device_or_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="it is a device or pipe"):
+        write_atomic(pipe, "x")
+    assert pipe.is_fifo()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
