@@ -12,17 +12,10 @@ import click
 
 from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.files import why_not_replaceable
+from claw_plan.profiles.work import PRECISIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-PRECISIONS = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "float32": "float32",
-}
 
 COUNT = click.IntRange(min=1, max=10**9)
 """A count above 10^9 (samples of a batch, tokens of a sequence) is a slip of the keyboard."""

@@ -12,7 +12,6 @@ from claw_plan.cli.json_output import infeasible_object, json_text, plan_object,
 from claw_plan.cli.options import (
     COUNT,
     FILE,
-    PRECISIONS,
     check_can_write,
     planning_options,
 )
@@ -78,12 +77,10 @@ def _make_plan(
     progress("loading", 0.0)
     from claw_plan.planner.planning import PlanningRequest, make_plan
 
-    precision = settings.pop("precision")
     return make_plan(
         PlanningRequest(
             model=model,
             fix=pinned,
-            precision=PRECISIONS[precision] if precision else None,
             time_limit_s=settings.pop("time_limit"),
             output_folder=folder,
             progress=progress,

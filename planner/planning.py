@@ -29,6 +29,7 @@ from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping, load_cluster
 from claw_plan.profiles.cost_model import ClusterCostModel
 from claw_plan.profiles.profile import Profile, load_profile
+from claw_plan.profiles.work import PRECISIONS
 
 DEFAULT_GLOBAL_BATCH = 256
 
@@ -130,6 +131,7 @@ def _pose(
     if precision is None:
         precision = _best_precision(cluster)
         assumed.append(f"precision {precision} (--precision)")
+    precision = PRECISIONS.get(precision, precision)
     optimizer = request.optimizer or settings.get("optimizer")
     if optimizer is None:
         optimizer = "adamw"

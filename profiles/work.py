@@ -15,6 +15,10 @@ causal 0|1); `conv` dims (batch, channels_in, channels_out, output positions, ke
 
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send")
 
+PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+PRECISIONS |= {name: name for name in PRECISIONS.values()}
+"""What people call the precisions that kernels compute in."""
+
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 DTYPE_BYTES |= {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 DTYPE_BYTES |= {"complex64": 8, "complex128": 16}

@@ -153,3 +153,15 @@ def test_the_same_seed_gives_the_same_plan():
     first, second = (planned(SMALL, "dgx-a100-80gb", global_batch=16) for _ in range(2))
     assert first.best.candidate == second.best.candidate
     assert [s.candidate for s in first.alternatives] == [s.candidate for s in second.alternatives]
+
+
+def test_the_cluster_file_may_set_what_is_trained(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "nodes: [{count: 1, type: dgx-a100-80gb}]\n"
+        "training: {global_batch: 24, seq_len: 64, precision: bf16, optimizer: sgd}\n"
+    )
+    training = planned(SMALL, str(path)).plan.training
+    assert (training.global_batch, training.seq_len) == (24, 64)
+    assert (training.precision, training.optimizer) == ("bfloat16", "sgd")
+    assert planned(SMALL, str(path), precision="fp32").plan.training.precision == "float32"
