@@ -110,7 +110,12 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
         search=found.report,
         graph=problem.graph,
         cluster=cluster,
-        assumptions=(*assumed, *cluster.assumptions, *problem.graph.assumptions),
+        assumptions=(
+            *assumed,
+            *cluster.assumptions,
+            *problem.cost.assumptions,
+            *problem.graph.assumptions,
+        ),
         reasons=tuple(reasons(scorer, space, found, best)),
     )
 

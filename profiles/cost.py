@@ -47,9 +47,10 @@ class CollectiveCost:
 
 
 class CostModel(Protocol):
-    """Times on one cluster."""
+    """Times on one cluster. `assumptions` are sentences for the report."""
 
     cluster: Cluster
+    assumptions: tuple[str, ...]
 
     def op(self, work: OpWork) -> OpCost:
         """Time of one kernel on the cluster's device."""

@@ -132,6 +132,7 @@ class ToyCost:
 
     cluster: Cluster
     latency_ns: int = 5000
+    assumptions: tuple[str, ...] = ()
 
     def op(self, work: OpWork) -> OpCost:
         moved_bytes = 0 if work.target == ACCUMULATE else work.bytes

@@ -7,6 +7,7 @@ from dataclasses import replace
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import PLAIN, SEQUENCE, TENSOR
 from claw_plan.planner.problem import variant_of
+from claw_plan.planner.score import Scorer
 
 
 def test_a_pass_is_kernels_then_exchange(toys):
@@ -38,18 +39,15 @@ def test_variants():
     ] == [PLAIN, TENSOR, SEQUENCE]
 
 
-def test_a_mixed_cluster_is_judged_by_its_smallest_device(toys):
+def test_a_mixed_cluster_is_as_slow_as_its_slowest_device_and_as_small_as_its_smallest(toys):
     cluster = toys.cluster(nodes=2)
-    small = replace(cluster.nodes[1].device, memory_bytes=5)
-    mixed = replace(cluster, nodes=(cluster.nodes[0], replace(cluster.nodes[1], device=small)))
-    assert toys.problem(cluster=mixed).device.memory_bytes == 5
-
-
-def test_a_recomputation_ends_where_the_unit_says(toys):
-    problem = toys.problem(toys.graph())
-    forward = problem.pass_time(1, PLAIN, 1, 1, backward=False)
-    assert problem.recompute_time(1, PLAIN, 1, 1) == forward
-    costs = problem.graph.costs[PLAIN]
-    shorter = tuple(replace(cost, num_recomputed=0) for cost in costs)
-    graph = replace(problem.graph, costs={PLAIN: shorter})
-    assert toys.problem(graph).recompute_time(1, PLAIN, 1, 1).total_ns == 0
+    slow = replace(cluster.nodes[0].device, peak_flops_per_s={"float32": 5e5})
+    small = replace(cluster.nodes[1].device, memory_bytes=5000)
+    nodes = tuple(
+        replace(node, device=device)
+        for node, device in zip(cluster.nodes, (slow, small), strict=True)
+    )
+    problem = toys.problem(cluster=replace(cluster, nodes=nodes))
+    assert problem.device is slow
+    memory = Scorer(problem).memory.stage(Candidate(), 0, 0, 6)
+    assert memory.capacity_bytes == 5000
