@@ -69,6 +69,30 @@ class PassTime:
         return sum(exchange.alone_ns for _, exchange in self.steps if exchange is not None)
 
     @property
+    def total_ns(self) -> int:
+        """Both, one after the other."""
+        return self.compute_ns + self.exchange_ns
+
+
+def variant_of(candidate: Candidate) -> str:
+    """Which of a unit's costs a candidate uses."""
+    if candidate.tp == 1:
+        return PLAIN
+    return SEQUENCE if candidate.sequence_parallel else TENSOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Model, cluster, cost model and training settings."""
+
+    graph: ModelGraph
+    cluster: Cluster
+    cost: CostModel
+    training: Training
+    _passes: dict[tuple[int, str, int, int, str], PassTime] = field(default_factory=dict)
+    _collectives: dict[CollectiveWork, CollectiveCost] = field(default_factory=dict)
+
+    @cached_property
     def device(self) -> Device:
         """The slowest kind of device: every rank of a plan is taken to be one."""
         devices = (node.device for node in self.cluster.nodes)
