@@ -26,7 +26,7 @@ from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.pipeline import time_sends
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.recorder import StepRecorder
-from claw_plan.planner.lower_data import OPTIMIZER_BYTES
+from claw_plan.planner.problem import optimizer_work
 from claw_plan.profiles.units import ms_from_ns
 from claw_plan.profiles.work import CollectiveWork, OpWork
 from claw_plan.simulator.timeline import Span
@@ -127,7 +127,7 @@ def _recording(
         {axis: nodes for axis in compiled.mesh.sizes},
         times_work=way == WORK,
     )
-    compiled.recorder, compiled.optimizer_work = recorder, optimizer_work(compiled)
+    compiled.recorder, compiled.optimizer_work = recorder, own_optimizer_work(compiled)
     try:
         yield
     finally:
@@ -138,18 +138,10 @@ def _recording(
         record.samples.setdefault(work, []).extend(samples)
 
 
-def optimizer_work(compiled: ParallelModel) -> OpWork:
-    """The optimizer step as one piece of work, as the planner counts it."""
-    name = compiled.plan.training.optimizer
+def own_optimizer_work(compiled: ParallelModel) -> OpWork:
+    """This rank's optimizer step as one piece of work, as the planner counts it."""
     elements = sum(local(parameter).numel() for parameter in compiled.trainable())
-    return OpWork(
-        kind="optimizer",
-        dims=(),
-        dtype="float32",
-        flops=0,
-        bytes=OPTIMIZER_BYTES[name] * elements,
-        target=name,
-    )
+    return optimizer_work(compiled.plan.training.optimizer, elements)
 
 
 def _tell(folder: Path, record: RankRecord) -> dict[str, object]:

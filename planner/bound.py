@@ -17,13 +17,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.lower_data import OPTIMIZER_BYTES
 from claw_plan.planner.placement import crosses_node, group_nodes
-from claw_plan.planner.problem import STORED_BYTES, PassTime, Problem, variant_of
+from claw_plan.planner.problem import STORED_BYTES, PassTime, Problem, optimizer_work, variant_of
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
 from claw_plan.planner.stage_cut import Fits, cut_chain
 from claw_plan.profiles.cost import CollectiveCost
-from claw_plan.profiles.work import OpWork
 
 Cuts = tuple[tuple[int, int], ...]
 
@@ -166,14 +164,7 @@ class Bounds:
         if key not in self._optimizer:
             groups = self.shards.groups(start, stop, candidate.tp, candidate.dp_shard)
             elements = sum(group.trainable_shard for group in groups.values())
-            work = OpWork(
-                kind="optimizer",
-                dims=(),
-                dtype="float32",
-                flops=0,
-                bytes=OPTIMIZER_BYTES[optimizer] * elements,
-                target=optimizer,
-            )
+            work = optimizer_work(optimizer, elements)
             self._optimizer[key] = self.problem.cost.op(work).ns if elements else 0
         return self._optimizer[key]
 

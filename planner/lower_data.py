@@ -13,14 +13,10 @@ from collections.abc import Sequence
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.placement import group_nodes
-from claw_plan.planner.problem import STORED_BYTES, Problem
+from claw_plan.planner.problem import STORED_BYTES, Problem, optimizer_work
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
 from claw_plan.planner.stage_streams import StageStreams
 from claw_plan.profiles.work import OpWork
-
-OPTIMIZER_BYTES = {"adamw": 28, "sgd": 12}
-"""Bytes moved for each fp32 parameter in a step. AdamW reads parameter, gradient and two moments
-and writes all but the gradient (7 x 4); SGD reads two and writes one (3 x 4)."""
 
 ACCUMULATED_BYTES = 12
 """Bytes moved for each element when a microbatch's gradient is added to that of those before:
@@ -117,16 +113,8 @@ class DataParallel:
         self._wait_for_reductions()
         optimizer = self._problem.training.optimizer
         elements = sum(group.trainable_shard for group in self._groups.values())
-        work = OpWork(
-            kind="optimizer",
-            dims=(),
-            dtype="float32",
-            flops=0,
-            bytes=OPTIMIZER_BYTES[optimizer] * elements,
-            target=optimizer,
-        )
         if elements:
-            cost = self._problem.cost.op(work)
+            cost = self._problem.cost.op(optimizer_work(optimizer, elements))
             self._streams.run("optimizer", optimizer, cost.ns, cost.source)
 
     def _wait_for_reductions(self) -> None:

@@ -23,6 +23,23 @@ OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
 """fp32 tensors an optimizer keeps for each parameter: two moments, or none (no momentum)."""
 
 
+OPTIMIZER_BYTES = {"adamw": 28, "sgd": 12}
+"""Bytes moved for each fp32 parameter in a step. AdamW reads parameter, gradient and two moments
+and writes all but the gradient (7 x 4); SGD reads two and writes one (3 x 4)."""
+
+
+def optimizer_work(optimizer: str, elements: int) -> OpWork:
+    """The optimizer's step over so many fp32 elements."""
+    return OpWork(
+        kind="optimizer",
+        dims=(),
+        dtype="float32",
+        flops=0,
+        bytes=OPTIMIZER_BYTES[optimizer] * elements,
+        target=optimizer,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """What is trained, the same for every candidate.
