@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType, TracebackType
 
 from claw_plan.planner.errors import TraceError
+from claw_plan.planner.torch_private import fake_tensor_log
 from claw_plan.profiles.errors import ClawPlanError
 
 LONGEST_MESSAGE = 300
@@ -30,7 +32,9 @@ class ForeignCode:
         self.path, self.doing = path, doing
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Torch would log the traceback of an error that is said here in one line."""
+        self._level = fake_tensor_log.level
+        fake_tensor_log.setLevel(logging.CRITICAL)
 
     def __exit__(
         self,
@@ -38,6 +42,7 @@ class ForeignCode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        fake_tensor_log.setLevel(self._level)
         if error is None or isinstance(error, ClawPlanError | MemoryError):
             return
         if not isinstance(error, Exception | SystemExit):
@@ -46,7 +51,10 @@ class ForeignCode:
 
     def shortened(self, error: BaseException) -> str:
         """Type, first line of the message, the last line of the user's own files, advice."""
-        lines = str(error).strip().splitlines() or [""]
+        own = error.msg if isinstance(error, SyntaxError) else str(error)
+        lines = str(own).strip().splitlines() or [""]
+        if lines[0].endswith(":") and len(lines) > 1:  # the sentence goes on in the next line
+            lines[0] += " " + lines[1].strip()
         message = (
             lines[0] if len(lines[0]) <= LONGEST_MESSAGE else lines[0][:LONGEST_MESSAGE] + "…"
         )
@@ -55,6 +63,10 @@ class ForeignCode:
             text += f" ({where})"
         if isinstance(error, SystemExit):
             return f"{text}; the file runs a program when imported: guard it with __main__"
+        if isinstance(error, ModuleNotFoundError):
+            return f"{text}; install what the file imports beside claw-plan, or name its folder"
+        if "device meta" in str(error):
+            return f"{text}; let the file build on the CPU: nothing is allocated while planning"
         if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
             return (
                 f"{text}; planning needs no GPU: let the file build the model on the CPU, and "
@@ -63,8 +75,8 @@ class ForeignCode:
         return text
 
     def _line(self, error: BaseException) -> str:
-        if isinstance(error, SyntaxError) and error.lineno and error.filename != "--build":
-            return f"{error.filename} line {error.lineno}"
+        if isinstance(error, SyntaxError) and error.lineno and error.filename:
+            return f"{Path(error.filename).name} line {error.lineno}"
         folder = str(self.path.resolve().parent)
         frames = traceback.extract_tb(error.__traceback__)
         own = [

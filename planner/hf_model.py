@@ -15,10 +15,18 @@ import torch.nn as nn
 
 from claw_plan.planner.foreign_code import ForeignCode
 from claw_plan.planner.input_text import InputSpec
-from claw_plan.profiles.errors import InputError
+from claw_plan.profiles.errors import InputError, near_matches
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 """Where configs of different families keep the longest sequence."""
+
+LARGEST_SIZES = {
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 10_000,
+    "hidden_size": 10**6,
+    "vocab_size": 10**8,
+}
+"""What a config's sizes may be: a hundred times the largest models published are slips."""
 
 DEFAULT_CONTEXT = 512
 """For families with relative positions only; T5 was pre-trained at 512 (Raffel et al. 2020)."""
@@ -48,10 +56,29 @@ class HuggingFaceConfig:
                 f"{path} is a Hugging Face config, and transformers is not installed: "
                 "pip install 'claw-plan[hf]'"
             ) from error
+        family, known = str(entries["model_type"]), transformers.CONFIG_MAPPING
+        if family not in known:
+            near = near_matches(family, known)
+            raise InputError(
+                f"{path}: transformers {transformers.__version__} has no model_type {family!r}"
+                + (f"; {near}" if near.startswith("did you mean") else "")
+            )
         with ForeignCode(path, "reading the config"):
-            config = transformers.AutoConfig.from_pretrained(str(path))
+            # Code that came with a checkpoint is never run, and nobody is asked whether to.
+            config = transformers.AutoConfig.from_pretrained(str(path), trust_remote_code=False)
         config.use_cache = False
-        return cls(path=path, config=config, architecture=_architecture(path, config))
+        source = cls(path=path, config=config, architecture=_architecture(path, config))
+        source._check_sizes()
+        return source
+
+    def _check_sizes(self) -> None:
+        """Sizes of which a model would be built without layers, or never be built at all."""
+        text = self._text_config()
+        for key, largest in LARGEST_SIZES.items():
+            size = getattr(text, key, 1)
+            if isinstance(size, int) and not 1 <= size <= largest:
+                key = getattr(text, "attribute_map", {}).get(key, key)
+                raise InputError(f"{self.path}: {key} is 1 to {largest}, but got {size}")
 
     @property
     def context(self) -> int:

@@ -13,6 +13,9 @@ _INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 _FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64")
 DTYPES = {name: getattr(torch, name) for name in (*_INTEGERS, *_FLOATS)}
 
+LARGEST_SIZE = 10**9
+"""No dimension of an input is larger; example batches are made of real tensors."""
+
 _SPEC = re.compile(
     r"(?P<name>[A-Za-z_]\w*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](?:<(?P<bound>\d+(\.\d+)?))?"
 )
@@ -65,13 +68,19 @@ def _parse_part(part: str) -> InputSpec:
             f"--inputs: the first dimension of {match['name']!r} must be B, the batch, and no "
             f"other, but got [{match['dims']}]"
         )
-    if bad := next((dim for dim in dims[1:] if not dim.isdigit() or int(dim) < 1), None):
-        raise InputError(f"--inputs: {bad!r} in {part!r} is not a size; sizes are at least 1")
+    if bad := next((dim for dim in dims[1:] if not _is_size(dim)), None):
+        raise InputError(f"--inputs: {bad!r} in {part!r} is not a size from 1 to {LARGEST_SIZE}")
     bound = None if match["bound"] is None else float(match["bound"])
     if bound is not None and bound <= 0:
         raise InputError(f"--inputs: the bound of {match['name']!r} must be above 0")
+    if bound is not None and bound > 2**62:
+        raise InputError(f"--inputs: the bound of {match['name']!r} is more than int64 can hold")
     shape: tuple[int | str, ...] = ("B", *(int(dim) for dim in dims[1:]))
     return InputSpec(name=match["name"], dtype=dtype, shape=shape, bound=bound)
+
+
+def _is_size(text: str) -> bool:
+    return text.isdecimal() and len(text) < 20 and 1 <= int(text) <= LARGEST_SIZE
 
 
 def random_batch(

@@ -61,8 +61,10 @@ class LoadedModel:
         with ForeignCode(self.path, "building the model"):
             module = self.make()
         if not isinstance(module, nn.Module):
+            is_class = isinstance(module, type)
+            given = f"the class {module.__name__}" if is_class else type(module).__name__
             raise TraceError(
-                f"{self.path}: building the model gave {type(module).__name__}, not a "
+                f"{self.path}: building the model gave {given}, not a "
                 "torch.nn.Module; return the module itself"
             )
         return module.train()

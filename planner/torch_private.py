@@ -5,6 +5,7 @@ Checked with torch 2.13; when an upgrade breaks the planner, it breaks here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "current_node",
+    "fake_tensor_log",
     "last_sequence_number",
     "one_sequence_per_row",
     "override_kernels",
@@ -28,6 +30,10 @@ __all__ = [
     "tree_leaves",
     "without_onednn",
 ]
+
+
+# Where the fake mode logs the traceback of an operator that refused its shapes.
+fake_tensor_log = logging.getLogger(FakeTensorMode.__module__)
 
 
 def last_sequence_number() -> int:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from claw_plan.planner.errors import TraceError
 from claw_plan.planner.foreign_code import LONGEST_MESSAGE, ForeignCode, import_file
+from claw_plan.planner.torch_private import FakeTensorMode, fake_tensor_log
 from claw_plan.profiles.errors import InputError
 
 
@@ -33,8 +35,10 @@ def test_dataclasses_with_postponed_annotations_work(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("x = 1\nraise ValueError('seven\\nmore')", r": ValueError: seven \(model.py line 2\)"),
-        ("def f(:", "SyntaxError.* line 1"),
-        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such"),
+        ("def f(:", r": SyntaxError: invalid syntax \(model.py line 1\)$"),
+        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such.*install"),
+        ("raise ValueError('not valid:\\n  size is text\\nmore')", "not valid: size is text"),
+        ("raise RuntimeError('x is on device meta')", "let the file build on the CPU"),
         ("raise AssertionError('Torch not compiled with CUDA enabled')", "planning needs no GPU"),
         ("import sys\nsys.exit(3)", "SystemExit: 3.*guard it with __main__"),
     ],
@@ -54,3 +58,10 @@ def test_our_own_errors_and_interrupts_pass(tmp_path: Path) -> None:
     for error in (InputError("ours"), KeyboardInterrupt()):
         with pytest.raises(type(error)), ForeignCode(tmp_path / "model.py", "running"):
             raise error
+
+
+def test_torch_logs_no_traceback_beside_our_sentence(tmp_path: Path) -> None:
+    before = fake_tensor_log.level
+    with ForeignCode(tmp_path / "model.py", "running"), FakeTensorMode():
+        assert not fake_tensor_log.isEnabledFor(logging.ERROR)
+    assert fake_tensor_log.level == before

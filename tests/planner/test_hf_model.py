@@ -67,3 +67,19 @@ def test_files_that_are_no_config(tmp_path: Path, text: str, message: str) -> No
 def test_build_is_for_python_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--build names an expression of a Python file"):
         load_model(write(tmp_path, LLAMA), build="x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "lama"}, r"has no model_type 'lama'; did you mean .*'llama'"),
+        ({"model_type": "my_own", "auto_map": {"AutoConfig": "x.Y"}}, "no model_type 'my_own'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 1 to 10000, but got 0"),
+        ({"vocab_size": -5}, "vocab_size is 1 to 100000000, but got -5"),
+        ({"model_type": "gpt2", "n_layer": 10**9}, "n_layer is 1 to 10000, but got 1000000000"),
+    ],
+)
+def test_configs_of_no_model(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_model(write(tmp_path, LLAMA | change))

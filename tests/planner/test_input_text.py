@@ -23,6 +23,8 @@ def test_the_documented_text() -> None:
         ("idx=int64[2,B]", r"the first dimension of 'idx' must be B.*\[2,B\]"),
         ("idx=int64[B,B]", "must be B, the batch, and no other"),
         ("idx=int64[B,x]", "'x' in 'idx=int64.B,x.' is not a size"),
+        ("x=float32[B,99999999999999]", "is not a size from 1 to 1000000000"),
+        ("idx=int64[B,4]<99999999999999999999", "more than int64 can hold"),
         ("idx=int64[B,0]", "'0' in .* is not a size"),
         ("idx=int64[B]<0", "the bound of 'idx' must be above 0"),
         ("a=int64[B] a=int64[B]", "names 'a' twice"),

@@ -98,6 +98,9 @@ def test_building_something_else(tmp_path: Path) -> None:
     model = load_model(write(tmp_path, "def build_model(): return 7\n" + BATCH))
     with pytest.raises(TraceError, match=r"gave int, not a torch\.nn\.Module"):
         model.build()
+    model = load_model(write(tmp_path, "def build_model(): return nn.Linear\n" + BATCH))
+    with pytest.raises(TraceError, match=r"gave the class Linear, not a torch\.nn\.Module"):
+        model.build()
 
 
 @pytest.mark.parametrize(
