@@ -77,7 +77,7 @@ def test_build_is_for_python_files(tmp_path: Path) -> None:
         ({"model_type": "my_own", "auto_map": {"AutoConfig": "x.Y"}}, "no model_type 'my_own'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 1 to 10000, but got 0"),
         ({"vocab_size": -5}, "vocab_size is 1 to 100000000, but got -5"),
-        ({"model_type": "gpt2", "n_layer": 10**9}, "n_layer is 1 to 10000, but got 1000000000"),
+        ({"num_hidden_layers": 10**9}, "is 1 to 10000, but got 1000000000"),
     ],
 )
 def test_configs_of_no_model(tmp_path: Path, change: dict[str, Any], message: str) -> None:
