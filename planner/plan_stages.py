@@ -9,6 +9,9 @@ from claw_plan.planner.errors import PlanError
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.plan import Plan
 
+MOST_BLOCKS = 100_000
+"""No model has more; a larger number is a slip, and would be written out name by name."""
+
 
 def expand_names(modules: Sequence[str]) -> list[str]:
     """'h[0:2]' to 'h.0', 'h.1'; other names as they are."""
@@ -17,8 +20,11 @@ def expand_names(modules: Sequence[str]) -> list[str]:
         match = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", module)
         if match is None:
             names.append(module)
-        else:
-            names += [f"{match[1]}.{index}" for index in range(int(match[2]), int(match[3]))]
+            continue
+        first, end = int(match[2]), int(match[3])
+        if not first < end <= MOST_BLOCKS:
+            raise PlanError(f"{module} is no run of blocks, as h[0:6] is")
+        names += [f"{match[1]}.{index}" for index in range(first, end)]
     return names
 
 
@@ -27,6 +33,8 @@ def stage_spans(plan: Plan) -> list[tuple[int, int]]:
 
     Raises PlanError unless the stages hold all blocks once, in order, and at least one each.
     """
+    if not plan.stages:
+        raise PlanError("stages is empty; a plan has one stage or more")
     if len(plan.stages) == 1:
         return [(0, len(plan.blocks))]
     place = {name: index for index, name in enumerate(plan.blocks)}
@@ -56,10 +64,23 @@ def cuts_of_plan(plan: Plan, graph: ModelGraph) -> tuple[tuple[int, int], ...]:
             "the model has changed, so plan it again"
         )
     spans = stage_spans(plan)
-    if len(spans) != plan.knobs().pp:
-        raise PlanError(f"candidate.pp is {plan.knobs().pp}, but stages lists {len(spans)}")
     last = len(spans) - 1
+    _check_ends(plan, graph)
     return tuple(
         (0 if index == 0 else start + 1, len(graph.units) if index == last else end + 1)
         for index, (start, end) in enumerate(spans)
     )
+
+
+def _check_ends(plan: Plan, graph: ModelGraph) -> None:
+    """Beside blocks the first stage holds what runs before them, the last what runs after."""
+    first, last = graph.units[0].modules, graph.units[-1].modules
+    for index, stage in enumerate(plan.stages):
+        expected = {*first} if index == 0 else set()
+        expected |= {*last} if index == len(plan.stages) - 1 else set()
+        found = set(expand_names(stage.modules)) - set(plan.blocks)
+        if found != expected:
+            raise PlanError(
+                f"stages[{index}] holds {', '.join(sorted(found)) or 'nothing'} beside its "
+                f"blocks, but must hold {', '.join(sorted(expected)) or 'nothing'}"
+            )

@@ -17,6 +17,7 @@ from claw_plan.planner.explain import infeasible_message, reasons
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.plan import Plan, load_plan
+from claw_plan.planner.plan_check import check_plan, model_of_plan
 from claw_plan.planner.plan_stages import cuts_of_plan
 from claw_plan.planner.plan_writer import write_plan
 from claw_plan.planner.problem import Problem, Training
@@ -224,11 +225,9 @@ def simulate_plan(path: Path, profile: Path | None = None) -> Scored:
 def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Scored]:
     """The plan file's score under each profile; the model is traced once."""
     plan = load_plan(path)
-    model = load_model(
-        path.parent / plan.model.file, build=plan.model.build, inputs=plan.model.inputs
-    )
+    candidate = check_plan(plan, path.name)
+    model = model_of_plan(plan, path)
     cluster = cluster_from_mapping(plan.cluster, f"{path.name}: cluster")
-    candidate = plan.knobs()
     settings = plan.training
     training = Training(
         global_batch=settings.global_batch,
@@ -239,7 +238,7 @@ def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Score
         seed=settings.seed,
     )
     problem = _problem(model, cluster, training, None, None)
-    _check_against(problem, candidate, plan)
+    _check_against(problem.graph, candidate, plan)
     cuts = cuts_of_plan(plan, problem.graph)
     return [
         Scorer(
@@ -254,23 +253,15 @@ def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Score
     ]
 
 
-def _check_against(problem: Problem, candidate: Candidate, plan: Plan) -> None:
-    """What an edited plan can contradict: the cluster, the model's heads, its own counts."""
-    devices = problem.cluster.num_devices
-    if candidate.num_devices > devices:
+def _check_against(graph: ModelGraph, candidate: Candidate, plan: Plan) -> None:
+    """What an edited plan can contradict in the model."""
+    if plan.model.parameters != graph.num_parameters:
         raise PlanError(
-            f"the plan uses {candidate.num_devices} devices (pp x dp x tp); its cluster has "
-            f"{devices}"
+            f"model.parameters is {plan.model.parameters}, but the model has "
+            f"{graph.num_parameters}; plan again"
         )
-    count = candidate.num_microbatches(plan.training.global_batch)
-    if plan.schedule.num_microbatches != count:
+    if candidate.tp > 1 and graph.tp_divides % candidate.tp:
         raise PlanError(
-            f"schedule.num_microbatches is {plan.schedule.num_microbatches}, but a global batch "
-            f"of {plan.training.global_batch} over dp={candidate.dp} in microbatches of "
-            f"{candidate.microbatch_size} makes {count}"
-        )
-    if candidate.tp > 1 and problem.graph.tp_divides % candidate.tp:
-        raise PlanError(
-            f"candidate.tp is {candidate.tp}, which does not divide {problem.graph.tp_divides} "
+            f"candidate.tp is {candidate.tp}, which does not divide {graph.tp_divides} "
             "(the common divisor of the model's head counts)"
         )

@@ -193,9 +193,10 @@ class Subject:
         return recorder.recording
 
     def _check_trainable(self, loss: torch.Tensor) -> None:
-        if loss.requires_grad:
+        trained = any(parameter.requires_grad for parameter in self.module.parameters())
+        if loss.requires_grad and trained:
             return
-        if not any(parameter.requires_grad for parameter in self.module.parameters()):
+        if not trained:
             reason = "none of its parameters requires a gradient"
         else:
             reason = "its loss has no gradient: forward runs under no_grad or inference_mode, or "

@@ -74,7 +74,7 @@ def write_plan(
                 "optimizer": "adamw",
                 "learning_rate": 1e-3,
             },
-            "cluster": {"name": "here", "nodes": [{"count": 1, "type": "cpu"}]},
+            "cluster": {"name": "here", "nodes": [{"devices": {"type": "cpu", "count": 8}}]},
             "candidate": candidate_mapping(candidate),
             "mesh": {
                 "axes": {axis: getattr(candidate, axis) for axis in candidate.mesh_order},

@@ -41,5 +41,5 @@ def test_a_candidate_edited_apart_from_the_rest_is_refused(
     plan = load_plan(tiny_plan("edited"))
     edited = plan.model_copy(update={"candidate": plan.candidate | {"microbatch_size": 4}})
     save_plan(edited, tmp_path / "plan.yaml")
-    with pytest.raises(PlanError, match="makes 1 stages and 2 microbatches"):
+    with pytest.raises(PlanError, match="microbatches of 4 makes 2; change it"):
         open_plan(tmp_path / "plan.yaml")

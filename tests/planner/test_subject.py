@@ -86,3 +86,13 @@ def test_casting_keeps_ties_and_buffers() -> None:
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert module[1].weight is module[0].weight
     assert module[2].running_mean.dtype == torch.float32
+
+
+def test_a_model_without_trained_parameters_is_refused() -> None:
+    subject = prepare("Stack(3)")
+    for parameter in subject.module.parameters():
+        parameter.requires_grad_(False)
+    forward = subject.forward
+    subject.forward = lambda batch: forward(batch).requires_grad_()  # type: ignore[method-assign]
+    with pytest.raises(TraceError, match="none of its parameters requires a gradient"):
+        subject.record(2)

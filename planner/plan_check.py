@@ -1,0 +1,132 @@
+"""Whether the parts of a plan agree with each other: a plan may have been edited by hand.
+
+The candidate decides; mesh, schedule, stages, sharding and communication write down what follows
+from it, for people and for other programs. An edit of one alone would change nothing, or the
+wrong thing, so it is refused. `simulate` and the executor check before they do anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from claw_plan.planner.candidate import MESH_ORDER, Candidate
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.model_source import LoadedModel, load_model
+from claw_plan.planner.plan import Plan
+from claw_plan.planner.plan_stages import stage_spans
+from claw_plan.planner.supported import refusal
+from claw_plan.profiles.cluster import Cluster
+from claw_plan.profiles.cluster_file import cluster_from_mapping
+
+
+def check_plan(plan: Plan, where: str) -> Candidate:
+    """The plan's candidate; raises PlanError for the first part that contradicts it.
+
+    `where` (the file) opens every message.
+    """
+    try:
+        candidate = plan.knobs()
+        stage_spans(plan)
+        problem = next(_problems(plan, candidate, where), None)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
+    if problem is not None:
+        raise PlanError(f"{where}: {problem}; change it, or plan again with --fix")
+    return candidate
+
+
+def model_of_plan(plan: Plan, path: Path) -> LoadedModel:
+    """The model that a plan file names, checked to be the one that was planned."""
+    file = path.parent / plan.model.file
+    model = load_model(file, build=plan.model.build, inputs=plan.model.inputs)
+    if model.sha256 != plan.model.sha256:
+        raise PlanError(
+            f"{path}: {plan.model.file} is not the file that was planned (its hash differs); "
+            "plan again, so that times and memory are those of this model"
+        )
+    return model
+
+
+def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
+    if reason := refusal(candidate):
+        yield reason
+    if candidate.bucket_bytes < 1:
+        yield f"candidate.bucket_bytes is at least 1, but got {candidate.bucket_bytes}"
+    if candidate.mesh_order != MESH_ORDER:
+        yield f"candidate.mesh_order is {', '.join(MESH_ORDER)}; no other is executed yet"
+    if (plan.training.seq_len or 1) < 1:
+        yield f"training.seq_len is at least 1, but got {plan.training.seq_len}"
+    yield from _mesh(plan, candidate, cluster_from_mapping(plan.cluster, f"{where}: cluster"))
+    yield from _schedule(plan, candidate)
+    yield from _stages(plan, candidate)
+    yield from _derived(plan, candidate)
+
+
+def _mesh(plan: Plan, candidate: Candidate, cluster: Cluster) -> Iterator[str]:
+    if candidate.num_devices > cluster.num_devices:
+        yield (
+            f"the plan uses {candidate.num_devices} devices (pp x dp x tp); its cluster has "
+            f"{cluster.num_devices}"
+        )
+    axes = {axis: getattr(candidate, axis) for axis in MESH_ORDER}
+    if plan.mesh.axes != axes:
+        yield f"mesh.axes is {plan.mesh.axes}, but the candidate makes {axes}"
+    known = {
+        f"{index}:{device}"
+        for index, node in enumerate(cluster.nodes)
+        for device in range(node.device_count)
+    }
+    strange = [name for name in plan.mesh.devices if name not in known]
+    if strange:
+        yield f"mesh.devices names {strange[0]!r}; devices are node:device, as in '0:0'"
+    distinct = len(set(plan.mesh.devices))
+    if distinct != len(plan.mesh.devices) or distinct != candidate.num_devices:
+        yield (
+            f"mesh.devices names {distinct} different devices for "
+            f"{len(plan.mesh.devices)} ranks; the candidate uses {candidate.num_devices}"
+        )
+
+
+def _schedule(plan: Plan, candidate: Candidate) -> Iterator[str]:
+    schedule, batch = plan.schedule, plan.training.global_batch
+    if schedule.name != candidate.schedule:
+        yield f"schedule.name is {schedule.name}, candidate.schedule {candidate.schedule}"
+    if schedule.stages_per_rank != candidate.stages_per_rank:
+        yield (
+            f"schedule.stages_per_rank is {schedule.stages_per_rank}, "
+            f"candidate.stages_per_rank {candidate.stages_per_rank}"
+        )
+    count = candidate.num_microbatches(batch)
+    if schedule.num_microbatches != count:
+        yield (
+            f"schedule.num_microbatches is {schedule.num_microbatches}, but a global batch of "
+            f"{batch} over dp={candidate.dp} in microbatches of {candidate.microbatch_size} "
+            f"makes {count}"
+        )
+
+
+def _stages(plan: Plan, candidate: Candidate) -> Iterator[str]:
+    if len(plan.stages) != candidate.pp:
+        yield f"candidate.pp is {candidate.pp}, but stages lists {len(plan.stages)}"
+    for index, stage in enumerate(plan.stages):
+        if stage.rank_group != index:
+            yield f"stages[{index}].rank_group is {index}, but got {stage.rank_group}"
+    for index, tie in enumerate(plan.tied):
+        if any(not 0 <= stage < candidate.pp for stage in tie.stages):
+            yield f"tied[{index}].stages are 0 to {candidate.pp - 1}, but got {tie.stages}"
+
+
+def _derived(plan: Plan, candidate: Candidate) -> Iterator[str]:
+    if candidate.tp > 1 and not plan.tensor_parallel:
+        yield f"candidate.tp is {candidate.tp}, but tensor_parallel holds no rule"
+    for index, shard in enumerate(plan.sharding):
+        if shard.zero != candidate.zero:
+            yield f"sharding[{index}].zero is {shard.zero}, candidate.zero {candidate.zero}"
+        if shard.modules != "*" and shard.reshard_after_forward != candidate.reshard_after_forward:
+            yield f"sharding[{index}].reshard_after_forward differs from the candidate's"
+    for index, used in enumerate(plan.communication):
+        if getattr(candidate, used.axis, 1) == 1 or used.axis not in MESH_ORDER:
+            yield f"communication[{index}].axis is {used.axis!r}, which the candidate does not use"
+        if (used.algorithm, used.codec) != (candidate.collective, candidate.codec):
+            yield f"communication[{index}] differs from candidate.collective and candidate.codec"
