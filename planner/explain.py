@@ -109,9 +109,14 @@ def _binding(best: Scored) -> str:
 
 def infeasible_message(scorer: Scorer, found: Searched) -> str:
     """By how much nothing fits, where, and the smallest change that would do."""
-    missing, stage, candidate = min(
-        (_shortage(scorer, choice) for choice in found.pruned),
-        key=lambda entry: (entry[0], entry[1].stage),
+    closest: dict[tuple[int, int], tuple[int, StageMemory, Choice]] = {}
+    for choice in found.pruned:
+        missing, stage = _shortage(scorer, choice)
+        split = choice[0].pp, choice[0].tp
+        if split not in closest or missing < closest[split][0]:
+            closest[split] = missing, stage, choice
+    missing, stage, (candidate, _) = min(
+        closest.values(), key=lambda entry: (entry[0], entry[1].stage)
     )
     parts = sorted(stage.parts.items(), key=lambda part: -part[1])[:3]
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
@@ -120,32 +125,37 @@ def infeasible_message(scorer: Scorer, found: Searched) -> str:
         f"on stage {stage.stage} ({listed}) where {format_bytes(stage.capacity_bytes)} may be "
         f"used; {format_bytes(missing)} are missing"
     )
-    change = _smallest_change(scorer, candidate, stage)
-    return f"{message}; {change}" if change else message
+    return f"{message}; {_smallest_change(scorer, [e[2] for e in closest.values()], stage)}"
 
 
-def _shortage(scorer: Scorer, choice: Choice) -> tuple[int, StageMemory, Candidate]:
+def _shortage(scorer: Scorer, choice: Choice) -> tuple[int, StageMemory]:
+    worst = max(scorer.memory.stages(*choice), key=lambda s: s.peak_bytes - s.capacity_bytes)
+    return worst.peak_bytes - worst.capacity_bytes, worst
+
+
+def _smallest_change(scorer: Scorer, choices: list[Choice], stage: StageMemory) -> str:
+    """The fewest devices over which sharding would do, else the memory each would need.
+
+    `choices` holds the closest of every pp and tp: what is short by least may be least helped
+    by shards, as a pipeline keeps its gradients whole.
+    """
+    usable = 1 - scorer.problem.training.memory_headroom
+    memory = f"it would fit on devices of {format_bytes(stage.peak_bytes / usable)}"
+    wider = [found for choice in choices if (found := _widened(scorer, choice)) is not None]
+    if not wider:
+        return memory
+    least = min(wider, key=lambda candidate: (candidate.num_devices, candidate.pp, candidate.tp))
+    return f"it would fit on {least.num_devices} such devices ({least.short()})"
+
+
+def _widened(scorer: Scorer, choice: Choice) -> Candidate | None:
+    """The candidate over as few more shards as make it fit, None if none of up to 64 times do."""
     candidate, cuts = choice
-    worst = max(
-        scorer.memory.stages(candidate, cuts), key=lambda s: s.peak_bytes - s.capacity_bytes
-    )
-    return worst.peak_bytes - worst.capacity_bytes, worst, candidate
-
-
-def _smallest_change(scorer: Scorer, candidate: Candidate, stage: StageMemory) -> str:
-    """More devices, if sharding over them would do; else the memory each device would need."""
-    problem = scorer.problem
-    path = scorer.bounds.stage_path(candidate)
-    batch = problem.training.global_batch
-    if path is not None:
-        for factor in range(2, 65):
-            wider = replace(candidate, dp_shard=candidate.dp_shard * factor)
-            if batch % (wider.dp * wider.microbatch_size):
-                continue
-            memory = scorer.memory.stage(wider, stage.stage, *path.cuts[stage.stage])
-            if memory.fits:
-                return (
-                    f"it would fit on {wider.num_devices} such devices (dp_shard={wider.dp_shard})"
-                )
-    usable = 1 - problem.training.memory_headroom
-    return f"it would fit on devices of {format_bytes(stage.peak_bytes / usable)}"
+    batch = scorer.problem.training.global_batch
+    for factor in range(2, 65):
+        wider = replace(candidate, dp_shard=candidate.dp_shard * factor)
+        if batch % (wider.dp * wider.microbatch_size):
+            continue
+        if all(stage.fits for stage in scorer.memory.stages(wider, cuts)):
+            return wider
+    return None

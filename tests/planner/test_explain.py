@@ -58,4 +58,4 @@ def test_what_is_missing_and_where(toys):
         for shards in (2, 4, 8)
         if scorer.memory.stage(Candidate(dp_shard=shards), 0, 0, 6).fits
     ]
-    assert f"it would fit on {fitting[0]} such devices (dp_shard={fitting[0]})" in message
+    assert f"it would fit on {fitting[0]} such devices (dp_shard={fitting[0]}," in message
