@@ -17,4 +17,6 @@ def open_plan(path: Path) -> tuple[Plan, LoadedModel]:
     """
     plan = load_plan(path)
     check_plan(plan, str(path))
-    return plan, model_of_plan(plan, path)
+    model = model_of_plan(plan, path)
+    model.example_batch(1, plan.training.seq_len)  # says what is wrong before any rank starts
+    return plan, model

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from claw_plan.executor.batches import make_source
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import TRAIN, Job, end_together
 from claw_plan.executor.launch import start_ranks
@@ -18,6 +20,9 @@ from claw_plan.executor.train import STEPS_FILE, OnStep, train
 from claw_plan.planner.plan import Plan
 from claw_plan.profiles.cluster_file import cluster_from_mapping
 from claw_plan.profiles.errors import InputError
+
+RANKS_PER_CORE = 8
+"""More processes a core only wait for each other, and each holds 0.3 GiB of libraries."""
 
 
 def run_plan(
@@ -37,7 +42,9 @@ def run_plan(
         raise InputError(f"--steps is at least 1, but got {steps}")
     if data is not None and not data.is_file():
         raise InputError(f"--data {data} is not a file; give any text file")
-    plan, _ = open_plan(plan_path)
+    plan, loaded = open_plan(plan_path)
+    if data is not None:
+        make_source(plan, loaded, data)  # says what is wrong with it before any rank starts
     rank = Rank.from_environment(device_type=device_type_of(plan))
     check_machine(plan, rank)
     if rank is not None:
@@ -59,6 +66,12 @@ def device_type_of(plan: Plan) -> str:
 def check_machine(plan: Plan, rank: Rank | None) -> None:
     """A plan for accelerators runs where they are, one rank each; else ExecutionError."""
     if device_type_of(plan) == "cpu":
+        ranks, most = plan.knobs().num_devices, RANKS_PER_CORE * (os.cpu_count() or 1)
+        if rank is None and ranks > most:
+            raise ExecutionError(
+                f"the plan starts {ranks} processes on this machine's {os.cpu_count()} cores; at "
+                f"most {most} make sense: plan with fewer devices, or start it with torchrun"
+            )
         return
     if not torch.cuda.is_available():
         device = cluster_from_mapping(plan.cluster, "cluster").nodes[0].device

@@ -260,6 +260,10 @@ def _check_against(graph: ModelGraph, candidate: Candidate, plan: Plan) -> None:
             f"model.parameters is {plan.model.parameters}, but the model has "
             f"{graph.num_parameters}; plan again"
         )
+    tied = {p.names for p in graph.parameters if len(p.names) > 1}
+    if {tuple(tie.parameters) for tie in plan.tied} != tied:
+        named = "; ".join(" = ".join(names) for names in sorted(tied)) or "none"
+        raise PlanError(f"tied must list the model's tied parameters once each: {named}")
     if candidate.tp > 1 and graph.tp_divides % candidate.tp:
         raise PlanError(
             f"candidate.tp is {candidate.tp}, which does not divide {graph.tp_divides} "

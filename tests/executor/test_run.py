@@ -146,3 +146,16 @@ def test_a_plan_for_gpus_says_so_where_there_are_none(
     save_plan(plan.model_copy(update={"cluster": cluster}), tmp_path / "plan.yaml")
     with pytest.raises(ExecutionError, match="has no GPU; run it there, or plan"):
         run_plan(tmp_path / "plan.yaml", 1, runs=tmp_path)
+
+
+def test_bad_data_and_too_many_processes_are_refused_before_any_rank_starts(
+    tiny_plan: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "short.txt").write_text("abc")
+    with pytest.raises(InputError, match="has 3 bytes, but one sample needs 17"):
+        run_plan(tiny_plan("short"), 1, data=tmp_path / "short.txt", runs=tmp_path / "runs")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("claw_plan.executor.run.RANKS_PER_CORE", 1)
+    with pytest.raises(ExecutionError, match="starts 2 processes on this machine's 1 cores"):
+        run_plan(tiny_plan("many", dp_shard=2), 1, runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

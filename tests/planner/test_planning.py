@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from claw_plan.planner.errors import InfeasiblePlan, PlanError
-from claw_plan.planner.plan import load_plan, save_plan
+from claw_plan.planner.plan import Plan, load_plan, save_plan
 from claw_plan.planner.plan_stages import expand_names
 from claw_plan.planner.planning import PlanningRequest, make_plan, simulate_plan
 
@@ -115,6 +115,23 @@ def test_an_edited_plan_is_scored_as_it_stands(tmp_path):
     path = tmp_path / "edited.yaml"
     save_plan(even, path)
     assert simulate_plan(path).step_time_ns > result.best.step_time_ns
+
+
+@pytest.mark.parametrize(
+    "part, change, said",
+    [
+        ("model", {"parameters": 5}, "model.parameters is 5, but the model has 10136256"),
+        ("tied", [], "transformer.wte.weight = lm_head.weight"),
+        ("stages", [{"rank_group": 0, "modules": ["x"]}], r"stages\[0\] holds x beside"),
+    ],
+)
+def test_an_edit_that_contradicts_the_model_is_refused(tmp_path, part, change, said):
+    plan = planned(SMALL, "cpu", global_batch=8, fix={"pp": 1}, output_folder=tmp_path).plan
+    values = plan.model_dump()
+    values[part] = values[part] | change if isinstance(change, dict) else change
+    save_plan(Plan.model_validate(values), tmp_path / "plan.yaml")
+    with pytest.raises(PlanError, match=said):
+        simulate_plan(tmp_path / "plan.yaml")
 
 
 @pytest.mark.parametrize(
