@@ -16,7 +16,7 @@ import click
 
 from claw_plan.cli.planning_commands import plan, simulate
 from claw_plan.cli.running_commands import detect, learn, run, verify
-from claw_plan.cli.streams import exit_code
+from claw_plan.cli.streams import exit_code, open_closed_streams
 from claw_plan.profiles.errors import near_matches
 
 HELP = """Finds the best way to train a PyTorch model on a cluster, says why, and trains with it.
@@ -45,6 +45,7 @@ class CommandLine(click.Group):
         **settings: Any,
     ) -> None:
         """Runs the command line; every error becomes one line and an exit code."""
+        open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):  # a terminal without Unicode must not stop us
                 stream.reconfigure(errors="replace")

@@ -31,11 +31,25 @@ PIPE_WIDTH = 100
 """Columns when stdout is no terminal: rich would assume 80, which folds more than files need."""
 
 
+LEAST_WIDTH = 72
+"""A narrower terminal wraps the lines; figures that were cut could not be read at all."""
+
+
+class ReportConsole(Console):
+    """A console that leaves a closed pipe to `streams`; rich would exit with 1, "no plan"."""
+
+    def on_broken_pipe(self) -> None:
+        """Raised anew, as rich calls this while it handles the BrokenPipeError."""
+        raise BrokenPipeError
+
+
 def report_console() -> Console:
     """The console on stdout; plain text without colour when it is no terminal."""
-    console = Console(highlight=False)
+    console = ReportConsole(highlight=False)
     if not console.is_terminal and "COLUMNS" not in console._environ:
-        console = Console(highlight=False, width=PIPE_WIDTH)
+        return ReportConsole(highlight=False, width=PIPE_WIDTH)
+    if console.width < LEAST_WIDTH:
+        return ReportConsole(highlight=False, width=LEAST_WIDTH)
     return console
 
 

@@ -29,6 +29,21 @@ def say(message: str) -> None:
     click.echo("claw-plan: " + " ".join(message.split()), err=True)
 
 
+def open_closed_streams() -> None:
+    """Puts the null device where the caller closed a standard stream (`>&-`).
+
+    Else the next file opened would get its number, and what is printed would land in it.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+
+
 @contextlib.contextmanager
 def stdout_kept_clean() -> Iterator[None]:
     """Sends to stderr what others print to stdout meanwhile.

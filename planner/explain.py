@@ -153,8 +153,8 @@ def _widened(scorer: Scorer, choice: Choice) -> Candidate | None:
     candidate, cuts = choice
     batch = scorer.problem.training.global_batch
     for factor in range(2, 65):
-        wider = replace(candidate, dp_shard=candidate.dp_shard * factor)
-        if batch % (wider.dp * wider.microbatch_size):
+        wider = replace(candidate, dp_shard=candidate.dp_shard * factor, microbatch_size=1)
+        if batch % wider.dp:
             continue
         if all(stage.fits for stage in scorer.memory.stages(wider, cuts)):
             return wider

@@ -35,8 +35,15 @@ class Fit:
             return Amount(per_sample=values[0] // self.sizes[0])
         slope = (values[-1] - values[0]) // (self.sizes[-1] - self.sizes[0])
         fixed = values[-1] - slope * self.sizes[-1]
-        if any(fixed + slope * b != v for b, v in zip(self.sizes, values, strict=True)):
+        curved = any(fixed + slope * b != v for b, v in zip(self.sizes, values, strict=True))
+        if curved:
             self.curved.add(what)
+        if (curved or len(self.sizes) == 2) and min(values) >= 0:  # two sizes show no curve
+            if fixed + slope < 0:
+                # A curve over all pairs of samples: its chord would be negative at one sample.
+                return Amount(per_sample=-(-values[-1] // self.sizes[-1]))
+            if slope < 0:
+                return Amount(max(values))
         return Amount(fixed, slope)
 
     def units(self, recordings: Sequence[Recording], count: int) -> list[UnitCost]:

@@ -67,7 +67,7 @@ def test_flags_reach_the_planner(planner: Planner) -> None:
     request = planner.request
     assert (request.model, request.cluster) == (Path("model.py"), "cpu")
     assert (request.global_batch, request.seq_len) == (64, 512)
-    assert (request.precision, request.optimizer) == ("bfloat16", "sgd")
+    assert (request.precision, request.optimizer) == ("bf16", "sgd")
     assert request.memory_headroom == 0.2
     assert request.fix == {"tp": 2, "pp": 2, "schedule": "1F1B"}
     assert (request.top, request.seed, request.time_limit_s) == (5, 7, 9.0)

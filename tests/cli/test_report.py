@@ -10,6 +10,7 @@ from rich.console import Console
 from claw_plan.cli.report import (
     print_plan_report,
     print_simulation,
+    report_console,
     search_sentence,
 )
 
@@ -83,3 +84,12 @@ def test_a_search_that_was_cut_says_how_far_it_may_be(result: Any) -> None:
     assert "The best is proven" in search_sentence(result.search)
     cut = replace(result.search, gap=0.034)
     assert "Not proven: the best of all ways may be up to 3.4 % faster" in search_sentence(cut)
+
+
+def test_a_narrow_terminal_wraps_and_a_closed_pipe_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert report_console().width == 72
+    with pytest.raises(BrokenPipeError):
+        report_console().on_broken_pipe()

@@ -113,3 +113,23 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     )
     os.close(write_end)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_the_null_device(closed: str) -> None:
+    code = (
+        "import os, sys; from claw_plan.cli.streams import open_closed_streams, say; "
+        "open_closed_streams(); print('out'); say('err'); sys.stdout.flush(); "
+        "sys.exit(os.open(os.devnull, os.O_RDONLY))"
+    )
+    command = f'exec "$0" -c "$1" {closed}'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable, code],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3, done.stderr  # the first file opened is none of the three
+    assert done.stdout == ("" if " >&-" in f" {closed}" else "out\n")
+    assert done.stderr == ("" if "2>&-" in closed else "claw-plan: err\n")

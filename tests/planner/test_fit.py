@@ -37,6 +37,16 @@ def test_what_is_no_line_is_named() -> None:
     assert fit.curved == {"pairs"}
 
 
+@given(st.integers(1, 10**6), st.integers(0, 10**6))
+def test_pairs_of_samples_cost_nothing_below_zero(quadratic: int, linear: int) -> None:
+    fit = Fit(SIZES)
+    found = fit.amount([quadratic * b * b + linear * b for b in SIZES], "pairs")
+    assert all(found.at(batch) >= 0 for batch in range(1, 300))
+    assert found.at(5) == 25 * quadratic + 5 * linear
+    assert fit.amount([9, 4, 1], "ever less").at(300) == 9
+    assert Fit((2, 3)).amount([4 * quadratic, 9 * quadratic], "pairs").at(1) >= 0
+
+
 def test_one_batch_size_gives_a_proportion() -> None:
     assert Fit([5]).amount([35], "x") == Amount(0, 7)
 
