@@ -6,6 +6,7 @@ verify, learn, detect). `claw-plan MODEL …` means `claw-plan plan MODEL …`.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -87,6 +88,11 @@ for command in (plan, simulate, run, verify, learn, detect):
     cli.add_command(command)
 
 
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """The entry point of the installed program."""
+    signal.signal(signal.SIGTERM, _interrupt)  # ends the ranks and clears up, as Ctrl-C does
     cli.main()

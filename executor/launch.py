@@ -20,6 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import Job, Note
+from claw_plan.executor.ranks import LAUNCHER_VARIABLE
 
 WORKER = (sys.executable, "-m", "claw_plan.executor.worker")
 POLL_S = 0.05
@@ -69,6 +70,7 @@ def _start(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        LAUNCHER_VARIABLE: str(os.getpid()),
         "OMP_NUM_THREADS": "1",
     }
     if any(name == "lo" for _, name in socket.if_nameindex()):

@@ -96,8 +96,15 @@ def take_core(rank: Rank) -> None:
         os.sched_setaffinity(0, {cores[rank.local_rank % len(cores)]})
 
 
+LAUNCHER_VARIABLE = "CLAW_PLAN_LAUNCHER"
+"""Holds the launcher's process id for the ranks it starts."""
+
+
 def die_with_parent() -> None:
     """Linux: the kernel kills this process when its launcher is gone, however it went."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1  # from <linux/prctl.h>
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        launcher = os.environ.get(LAUNCHER_VARIABLE)
+        if launcher is not None and os.getppid() != int(launcher):
+            os._exit(1)  # it went while this process was still importing, so no signal comes

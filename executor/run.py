@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -52,7 +53,12 @@ def run_plan(
     folder = make_run_folder(runs, plan_path)
     job = _job(folder, steps, data, device_type_of(plan))
     tail = _Tail(folder / STEPS_FILE, on_step)
-    start_ranks(job, plan.knobs().num_devices, watch=tail.read)
+    try:
+        start_ranks(job, plan.knobs().num_devices, watch=tail.read)
+    except KeyboardInterrupt:
+        if not (folder / STEPS_FILE).exists():  # nothing was learned that a person may want
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     tail.read()
     return read_result(folder)
 
