@@ -20,6 +20,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 COUNT = click.IntRange(min=1, max=10**9)
 """A count above 10^9 (samples of a batch, tokens of a sequence) is a slip of the keyboard."""
 
+SAMPLES = click.IntRange(min=1, max=10**7)
+"""A hundred times the largest batches trained with; beyond, steps have too many microbatches."""
+
 FILE = click.Path(path_type=Path)
 
 
@@ -45,7 +48,7 @@ PLANNING_OPTIONS = (
     ),
     click.option(
         "--global-batch",
-        type=COUNT,
+        type=SAMPLES,
         metavar="N",
         help="Samples of one optimizer step, over all devices.  [default: 256]",
     ),

@@ -14,10 +14,14 @@ import torch
 
 # Fake tensors carry shapes and autograd but no data; only torch._subclasses exports the mode.
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+# The common base of all batch normalisations has no public name.
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "BatchNorm",
     "FakeTensorMode",
     "TorchDispatchMode",
     "current_node",

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import torch
 import torch.nn as nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from claw_plan.planner.chain import FOLDS
 from claw_plan.planner.errors import TraceError
@@ -23,7 +22,7 @@ from claw_plan.planner.graph import PLAIN, ModelGraph, Parameter, Unit, UnitCost
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.recorder import Recording
 from claw_plan.planner.subject import Subject
-from claw_plan.planner.torch_private import FakeTensorMode
+from claw_plan.planner.torch_private import BatchNorm, FakeTensorMode
 from claw_plan.planner.trace_divided import DividedTrace, trace_divided
 from claw_plan.profiles.errors import InputError
 
@@ -203,7 +202,7 @@ def _of_the_batch(subject: Subject) -> list[str]:
     """What in the model depends on how a batch is divided."""
     modules = list(subject.module.modules())
     found = []
-    if any(isinstance(module, _BatchNorm) and module.training for module in modules):
+    if any(isinstance(module, BatchNorm) and module.training for module in modules):
         found.append("BatchNorm takes its statistics over each rank's microbatch alone")
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in modules):
         found.append("dropout draws other masks when the batch or the heads are divided")
