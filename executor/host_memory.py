@@ -26,6 +26,7 @@ class MemoryMeter:
         self._cuda = device.type == "cuda"
         if not self._cuda:
             _load_kernels()
+            _return_free_memory()
         self._base_bytes = 0 if self._cuda else _status("RssAnon")
 
     def reset(self) -> None:
@@ -50,7 +51,7 @@ def _load_kernels() -> None:
 
 
 def _return_free_memory() -> None:
-    """What building the whole model left behind goes back to the system (glibc only)."""
+    """What was freed but kept, as after building the model, goes back to the system (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
