@@ -94,6 +94,16 @@ class Note:
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 
 
+def leave_done(folder: Path, rank: int) -> None:
+    """Says that the rank has done all its work, so that how its process ends does not matter."""
+    done_path(folder, rank).touch()
+
+
+def done_path(folder: Path, rank: int) -> Path:
+    """Where `leave_done` says so."""
+    return folder / f"rank{rank}.done"
+
+
 @dataclass
 class Progress:
     """The step that runs, counted from 1; 0 before the first."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from claw_plan.executor.errors import ExecutionError
-from claw_plan.executor.job import Job, Note
+from claw_plan.executor.job import Job, Note, done_path
 from claw_plan.executor.ranks import LAUNCHER_VARIABLE
 
 WORKER = (sys.executable, "-m", "claw_plan.executor.worker")
@@ -46,12 +46,14 @@ def start_ranks(
     try:
         for rank in range(world_size):
             processes.append(_start(command, job.folder, rank, world_size, store.port))
-        failed = _wait(processes, watch)
+        failed = _wait(processes, job.folder, watch)
         if failed:
             _grant_grace(processes)
             raise ExecutionError(_why(job.folder, processes))
     finally:
         _end(processes)
+        for rank in range(world_size):
+            done_path(job.folder, rank).unlink(missing_ok=True)
 
 
 def log_path(folder: Path, rank: int) -> Path:
@@ -86,10 +88,19 @@ def _start(
         )
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], watch: Callable[[], None]) -> bool:
-    """Until all are done or one has failed; whether one has."""
+def _wait(
+    processes: Sequence[subprocess.Popen[bytes]], folder: Path, watch: Callable[[], None]
+) -> bool:
+    """Until all are done or one has failed; whether one has.
+
+    A rank that has said so is done: gloo's threads may abort a process that closes its groups.
+    """
     while True:
         codes = [process.poll() for process in processes]
+        codes = [
+            0 if code and done_path(folder, rank).exists() else code
+            for rank, code in enumerate(codes)
+        ]
         watch()
         if any(codes):
             return True

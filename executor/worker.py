@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 
 from claw_plan.executor.errors import ExecutionError
-from claw_plan.executor.job import VERIFY, Job, end_together
+from claw_plan.executor.job import VERIFY, Job, end_together, leave_done
 from claw_plan.executor.ranks import Rank, die_with_parent, join, take_core
 from claw_plan.executor.run_files import write_run
 from claw_plan.executor.train import train
@@ -37,13 +38,19 @@ def main(argv: list[str]) -> int:
             if rank.rank == 0:
                 write_run(job.folder, records, rank)
         dist.barrier()
+        leave_done(job.folder, rank.rank)
         dist.destroy_process_group()
     return 0
 
 
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
+def run(argv: list[str]) -> NoReturn:
+    """`main`, then the end of this process."""
+    code = main(argv)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of gloo may still run, and then an ordinary exit aborts ("terminate called").
     os._exit(code)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

@@ -100,7 +100,7 @@ def test_each_silent_fault_is_seen_by_verify(
         "import sys\n"
         "from claw_plan.executor import gradients, parallel_model, worker\n"
         f"{change}\n"
-        "raise SystemExit(worker.main(sys.argv[1:]))\n"
+        "worker.run(sys.argv[1:])\n"
     )
     plan = tiny_plan(fault.replace(" ", "-"), **knobs)
     [result] = verify_plans([plan], steps=2, worker=(sys.executable, str(script)))

@@ -99,3 +99,15 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         start_ranks(job, 2, worker=(sys.executable, str(script)), watch=interrupt)
     assert alive(tmp_path) == []
+
+
+def test_a_rank_that_had_done_its_work_may_end_badly(tmp_path: Path) -> None:
+    """As gloo's threads may have it when groups are closed."""
+    body = """
+from claw_plan.executor.job import leave_done
+leave_done(job.folder, rank)
+if rank == 1:
+    os.abort()
+"""
+    launched(tmp_path, body)
+    assert not list(tmp_path.glob("*.done"))

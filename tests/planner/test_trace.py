@@ -47,7 +47,7 @@ def amounts(cost: UnitCost) -> list[Any]:
     found: list[Any] = []
     for field in fields(cost):
         value = getattr(cost, field.name)
-        if isinstance(value, Amount):
+        if isinstance(value, Amount | int):
             found.append(value)
         else:
             found += [
