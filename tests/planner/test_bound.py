@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from claw_plan.planner.bound import floor_ns
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.score import Scorer
@@ -19,6 +21,7 @@ def every_choice(scorer, space):
                 yield candidate, path
 
 
+@pytest.mark.slow
 def test_no_bound_exceeds_its_simulation(toys):
     """Random problems, every candidate of each: more than 10,000 bounds in all."""
     rng, checked = random.Random(0), 0

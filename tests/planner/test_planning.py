@@ -159,6 +159,7 @@ def test_more_devices_than_there_are():
         planned(GPT, "dgx-a100-80gb", fix={"dp_shard": 16})
 
 
+@pytest.mark.slow
 def test_too_large_says_how_much_is_missing_and_what_would_do():
     with pytest.raises(InfeasiblePlan) as caught:
         planned(ROOT / "examples" / "llama-3-70b" / "config.json", "dgx-a100-40gb")
@@ -166,12 +167,14 @@ def test_too_large_says_how_much_is_missing_and_what_would_do():
     assert "missing" in message and "stage" in message and "it would fit on" in message
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_plan():
     first, second = (planned(SMALL, "dgx-a100-80gb", global_batch=16) for _ in range(2))
     assert first.best.candidate == second.best.candidate
     assert [s.candidate for s in first.alternatives] == [s.candidate for s in second.alternatives]
 
 
+@pytest.mark.slow
 def test_the_cluster_file_may_set_what_is_trained(tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text(

@@ -26,6 +26,7 @@ from claw_plan.profiles.units import gib
 CONFIG = Path(__file__).parents[2] / "examples" / "llama-3-8b" / "config.json"
 
 
+@pytest.mark.slow
 def test_gathers_and_reductions_of_llama_8b_over_64_ranks():
     cluster = load_cluster("8xdgx-h100")
     problem = Problem(
