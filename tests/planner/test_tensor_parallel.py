@@ -262,7 +262,9 @@ def test_recomputed_blocks_train_like_one_process(sequence_parallel):
 
 
 def test_a_fault_in_the_backward_pass_would_be_seen(monkeypatch):
-    monkeypatch.setattr(Rank, "all_reduce", lambda self, t, where: self.board.exchange(0, t)[0])
+    monkeypatch.setattr(
+        Rank, "all_reduce", lambda self, t, where: self.board.exchange(0, t)[0].clone()
+    )
     with pytest.raises((AssertionError, threading.BrokenBarrierError)):
         check_parity(FlatLayer, 2, False)
 
