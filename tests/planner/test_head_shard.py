@@ -41,7 +41,7 @@ def leaves(value):
     return [leaf for v in value for leaf in leaves(v)] if isinstance(value, tuple) else [value]
 
 
-def same_as_whole(function, wholes, degree):
+def assert_same_as_whole(function, wholes, degree):
     """`wholes` are (tensor, divided dim, parts); None for the dim means that all ranks hold it."""
     expected = leaves(function(*(tensor for tensor, _, _ in wholes)))
     divided = [
@@ -95,7 +95,7 @@ def test_attention_from_a_fused_column_with_sizes_written_out(shapes):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return y.transpose(1, 2).contiguous().view(batch, seq, width)
 
-    same_as_whole(forward, [(rand(batch, seq, 3 * width), 2, 3)], degree)
+    assert_same_as_whole(forward, [(rand(batch, seq, 3 * width), 2, 3)], degree)
 
 
 @given(attention_shapes())
@@ -112,7 +112,7 @@ def test_attention_written_by_hand(shapes):
         return (weights @ v).transpose(1, 2).flatten(2)
 
     wholes = [(rand(batch, seq, heads * dim), 2, 1) for _ in range(3)]
-    same_as_whole(forward, wholes, degree)
+    assert_same_as_whole(forward, wholes, degree)
 
 
 @given(attention_shapes(), st.integers(1, 3), st.booleans())
@@ -141,7 +141,7 @@ def test_grouped_queries_with_rotary(shapes, group, by_expand):
         return (grouped + repeated).transpose(1, 2).reshape(batch, seq, -1)
 
     kv = [(rand(batch, seq, kv_heads * dim), 2, 1) for _ in range(2)]
-    same_as_whole(forward, [(rand(batch, seq, heads * dim), 2, 1), *kv], degree)
+    assert_same_as_whole(forward, [(rand(batch, seq, heads * dim), 2, 1), *kv], degree)
 
 
 def x(parts=1):
@@ -212,7 +212,7 @@ def test_an_operation_on_shards_is_the_shard_of_the_operation(name, degree):
     function, wholes = OPS[name]
     if name == "half and back":
         wholes = [(tensor.float().double(), dim, parts) for tensor, dim, parts in wholes]
-    same_as_whole(function, wholes, degree)
+    assert_same_as_whole(function, wholes, degree)
 
 
 REFUSED = {
