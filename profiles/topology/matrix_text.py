@@ -1,0 +1,209 @@
+"""Lines of a text to the matrices of `nvidia-smi topo` that stand in it.
+
+First half of the reader `nvidia_smi`. A row is known by a label before a path kind, a header by
+names of GPUs without a path kind; so prompts, comment signs, names of files, colours, markdown
+and text around the matrix do no harm, and cells are counted instead of looked for by position.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from claw_plan.profiles.topology.reading import MAX_GPUS
+from claw_plan.profiles.topology.source import Source
+
+CELL = re.compile(r"(?:X|NV\d{1,3}|SYS|NODE|SOC|PHB|PXB|PIX|PSB|C2C)\Z", re.IGNORECASE)
+P2P_CELL = re.compile(r"(?:OK|CNS|GNS|TNS|NS|DR|NWE)\Z")
+"""Cells of `nvidia-smi topo -p2p`: whether, not how, two GPUs reach each other."""
+
+_GPU_END = re.compile(r"(?:^|.*[^A-Za-z0-9_])(GPU\d{1,5})\Z", re.IGNORECASE)
+_WRONG_GPU = re.compile(r"GP?\d{1,5}\Z")
+_SPACED_GPU = re.compile(r"\bGPU (\d{1,4})(?=\s|\Z)")
+_HEADER_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.:@-]{0,63}\Z")
+_AFFINITY = re.compile(r"(?:CPU|NUMA|GPU)\s*(?:NUMA\s*)?(?:Affinity|ID|Aff\w*)", re.IGNORECASE)
+_AFFINITY_WORDS = {"cpu", "numa", "affinity", "gpu", "id", "n/a", "aff"}
+_KIND_LEGEND = re.compile(r"\W*(X|SYS|NODE|SOC|PHB|PXB|PIX|PSB|NV#)\s*=\s")
+_NIC_LEGEND = re.compile(r"\W*(NIC\d{1,4})\s*:\s*([A-Za-z][\w.:-]{0,63})\s*\Z")
+_CAPPED = re.compile(r"(\d{1,5}) NICs found in the topology, only displaying (\d{1,5})")
+_COMMAND = re.compile(r"\btopo\s+(?:-i\s+\S+\s+)?(-m\b|-mp\b|--matrix\b|--matrix_pci\b|-p2p\b)")
+_MAX_NICS = 4096
+
+
+@dataclass
+class Row:
+    """A row: its cells, and the word that stopped the reading of them ('' for none)."""
+
+    label: str
+    line: int
+    cells: list[str]
+    readable: int
+    bad: str = ""
+    rest: str = ""
+
+
+@dataclass
+class Matrix:
+    """One matrix: the columns its header names (empty: no header), its rows and legends."""
+
+    line: int
+    columns: list[str] = field(default_factory=list)
+    rows: dict[str, Row] = field(default_factory=dict)
+    last: str = ""
+    p2p_line: int = 0
+    pci_only: bool = False
+    legend: set[str] = field(default_factory=set)
+    devices: dict[str, str] = field(default_factory=dict)
+    capped: tuple[int, int] | None = None
+
+
+@dataclass
+class _State:
+    found: list[Matrix] = field(default_factory=list)
+    command: str = ""
+    capped: tuple[int, int] | None = None
+    wrong: tuple[int, str] | None = None
+
+    @property
+    def open(self) -> Matrix | None:
+        return self.found[-1] if self.found else None
+
+
+def find_matrices(source: Source) -> tuple[list[Matrix], tuple[int, str] | None]:
+    """All matrices, and the line and label of a row that is labelled wrongly (None: none)."""
+    state = _State()
+    for number, raw in enumerate(source.lines, start=1):
+        line = _SPACED_GPU.sub(r"GPU\1", raw.replace("|", " ").replace('"', " "))
+        words = line.split()
+        if not words or len(words) > _MAX_NICS:
+            continue
+        if _note(state, line):
+            continue
+        row = _row(words, number, state.open)
+        if row is not None:
+            _add_row(state, row, number)
+        elif (columns := _header(line)) is not None:
+            state.found.append(_new_matrix(state, number, columns))
+        elif state.open is not None:
+            _continue_row(state.open, words)
+    return [matrix for matrix in state.found if matrix.rows], state.wrong
+
+
+def _note(state: _State, line: str) -> bool:
+    """Takes what stands around a matrix: the command, legends, the cap on NICs."""
+    matrix = state.open
+    if match := _COMMAND.search(line):
+        state.command = match[1]
+    if match := _CAPPED.search(line):
+        state.capped = (int(match[1]), int(match[2]))
+        return True
+    if match := _KIND_LEGEND.match(line):
+        if matrix is not None:
+            matrix.legend.add(match[1])
+        return True
+    if matrix is not None and (match := _NIC_LEGEND.match(line)):
+        matrix.devices[match[1]] = match[2]
+        return True
+    return False
+
+
+def _new_matrix(state: _State, number: int, columns: list[str]) -> Matrix:
+    matrix = Matrix(number, columns, capped=state.capped)
+    matrix.pci_only = state.command in ("-mp", "--matrix_pci")
+    state.command, state.capped = "", None
+    return matrix
+
+
+def _add_row(state: _State, row: Row, number: int) -> None:
+    matrix = state.open
+    if _WRONG_GPU.match(row.label) and "X" in row.cells and state.wrong is None:
+        state.wrong = (number, row.label)
+    if matrix is None or row.label in matrix.rows:
+        matrix = _new_matrix(state, number, [])
+        state.found.append(matrix)
+    if any(P2P_CELL.match(cell) for cell in (*row.cells, row.bad)) and not matrix.p2p_line:
+        matrix.p2p_line = number
+    matrix.rows[row.label] = row
+    matrix.last = row.label
+
+
+def _label(word: str, columns: Sequence[str]) -> str | None:
+    """The GPU or NIC that a word names, a prefix such as 'host:' left out."""
+    if match := _GPU_END.match(word):
+        return match[1].upper()
+    if word in columns or re.fullmatch(r"NIC\d{1,4}", word) or _WRONG_GPU.match(word):
+        return word
+    ends = [name for name in columns if word.endswith(name) and not word[-len(name) - 1].isalnum()]
+    return max(ends, key=len) if ends else None
+
+
+def _row(words: list[str], number: int, matrix: Matrix | None) -> Row | None:
+    columns = matrix.columns if matrix is not None else []
+    for place, word in enumerate(words[1:], start=1):
+        if CELL.match(word) or P2P_CELL.match(word):
+            label = _label(words[place - 1], columns)
+            return None if label is None else _cells(label, words[place:], number)
+    gpu = _GPU_END.match(words[-1])
+    known = matrix is not None and matrix.rows and gpu is not None
+    if known and matrix is not None and gpu is not None and len(words) <= 3:
+        name = gpu[1].upper()
+        if name not in matrix.rows and name in matrix.columns:
+            return Row(name, number, [], 0, "end of line")
+    return None
+
+
+def _cells(label: str, words: list[str], number: int) -> Row:
+    """Cells up to the affinities, which begin with a digit, 'N/A' or nothing at all."""
+    row = Row(label, number, [], 0)
+    for place, word in enumerate(words):
+        if CELL.match(word):
+            row.readable += 1
+            if not row.bad:
+                row.cells.append(_kind(word))
+        elif word[0].isdigit() or word in ("N/A", "<N/A>", ",", "-"):
+            row.rest = " ".join(words[place:])
+            break
+        elif not row.bad:
+            row.bad = word
+    return row
+
+
+def _kind(word: str) -> str:
+    kind = word.upper()
+    return "SYS" if kind == "SOC" else kind
+
+
+def _header(line: str) -> list[str] | None:
+    """The columns that a line names, None when it is no header; fused names are taken apart."""
+    start = re.search(r"(?<![A-Za-z0-9_])GPU\d", line)
+    if start is None:
+        return None
+    text = _AFFINITY.sub(" ", line[start.start() :])
+    text = re.sub(r"(GPU\d{1,5}|NIC\d{1,4})(?=[A-Za-z])", r"\1 ", text)
+    text = re.sub(r"(\d)(?=mlx\d)", r"\1 ", text)
+    words = [word for word in text.split() if word.lower() not in _AFFINITY_WORDS]
+    gpus = [word for word in words if re.fullmatch(r"GPU\d{1,5}", word)]
+    others = words[len(gpus) :]
+    if not gpus or words[: len(gpus)] != gpus or len(gpus) > MAX_GPUS:
+        return None
+    if not all(_HEADER_WORD.match(word) and re.search(r"\d", word) for word in others[:-1]):
+        return None
+    if others and not re.search(r"\d", others[-1]):  # the last column's name was cut
+        others = others[:-1]
+    return gpus + others
+
+
+def _continue_row(matrix: Matrix, words: list[str]) -> None:
+    """A row that the terminal folded: cells alone on a line, after a row that has too few."""
+    row = matrix.rows.get(matrix.last)
+    if row is None or row.bad or row.rest or len(row.cells) >= len(matrix.columns):
+        return
+    cells = []
+    for word in words:
+        if not CELL.match(word):
+            break
+        cells.append(_kind(word))
+    if cells and len(row.cells) + len(cells) <= len(matrix.columns):
+        row.cells += cells
+        row.readable += len(cells)
