@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.pass_time import PassTime
 from claw_plan.planner.placement import crosses_node, group_nodes
-from claw_plan.planner.problem import STORED_BYTES, PassTime, Problem, optimizer_work, variant_of
+from claw_plan.planner.problem import Problem, optimizer_work, variant_of
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
 from claw_plan.planner.stage_cut import Fits, cut_chain
 from claw_plan.profiles.cost import CollectiveCost
@@ -196,9 +197,11 @@ class Bounds:
         shard = candidate.dp_shard
         nodes = group_nodes(candidate, "dp_shard", self.problem.devices_per_node)
         compute = self.problem.training.compute_bytes
-        gather = self.problem.collective("all_gather", compute * size.shard * shard, shard, nodes)
+        gather = self.problem.collective(
+            "all_gather", compute * size.shard * shard, shard, nodes, by_data=True
+        )
         if not size.trainable_whole:
             return floor_ns(gather), 0
-        whole = STORED_BYTES * size.trainable_shard * shard
-        reduce = self.problem.collective("reduce_scatter", whole, shard, nodes)
+        whole = self.problem.trainer.gradient_bytes * size.trainable_shard * shard
+        reduce = self.problem.collective("reduce_scatter", whole, shard, nodes, by_data=True)
         return floor_ns(gather), floor_ns(reduce)

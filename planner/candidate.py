@@ -21,7 +21,9 @@ class Candidate:
 
     `zero` says what `dp_shard` shards: 1 the optimizer, 2 + gradients, 3 + parameters.
     `reshard_after_forward` frees gathered parameters between forward and backward.
-    `recompute` is 'none', or 'full': every block keeps its input only.
+    `recompute` is 'none', or 'full': every block keeps its input only; 'attention', 'half' and
+    'moe' run a part of a block again (`profiles.training_row.PublishedPlan`).
+    `ep` ranks, taken from cp, dp and tp, share experts, each expert divided over `etp` of them.
     `bucket_bytes` is the size of one gradient all-reduce where dp_replicate works without
     sharding. `mesh_order` names the axes from the slowest to the fastest over the devices.
     """
@@ -32,6 +34,7 @@ class Candidate:
     cp: int = 1
     tp: int = 1
     ep: int = 1
+    etp: int = 1
     zero: int = 3
     reshard_after_forward: bool = True
     sequence_parallel: bool = False
@@ -56,6 +59,11 @@ class Candidate:
     def dp(self) -> int:
         """Number of data-parallel replicas and shards together."""
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which dp_shard's states are cut: those of cp hold the same parameters."""
+        return self.dp_shard * self.cp
 
     @property
     def num_devices(self) -> int:

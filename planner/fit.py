@@ -89,7 +89,8 @@ class Fit:
         first = same[0]
         if isinstance(first, RecordedExchange):
             sizes = [op.bytes for op in same if isinstance(op, RecordedExchange)]
-            return Exchange(op=first.op, bytes=self.amount(sizes, first.op), module=first.module)
+            size = self.amount(sizes, first.op)
+            return Exchange(op=first.op, bytes=size, module=first.module, axis=first.axis)
         works = [op.work for op in same if isinstance(op, RecordedOp)]
         name = f"{first.target} in {first.module or 'the model'}"
         columns = zip(*(work.dims for work in works), strict=True)
@@ -127,7 +128,7 @@ class ProgramChanges(TraceError):
 def identity(op: RecordedOp | RecordedExchange) -> tuple[str, ...]:
     """What the same operator of another recording has in common with this one."""
     if isinstance(op, RecordedExchange):
-        return (op.op, op.module)
+        return (op.op, op.module, op.axis)
     return (op.work.kind, op.target, op.module, op.work.dtype)
 
 

@@ -59,11 +59,15 @@ class Op:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A tensor-parallel collective on the critical path; `bytes` is the full buffer."""
+    """A collective in the middle of a pass; `bytes` is the full buffer.
+
+    `axis` is the mesh axis it runs over: 'tp', or 'cp' and 'ep' where a model is divided so.
+    """
 
     op: str
     bytes: Amount
     module: str
+    axis: str = "tp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,7 @@ class Parameter:
 
     `names` are all fully qualified names that hold it; `units` the indices of units that use it;
     `tp_dim` the dimension tensor parallelism divides, None where every rank holds the whole.
+    `is_expert` where expert parallelism divides it: its replicas are fewer than others'.
     """
 
     names: tuple[str, ...]
@@ -102,6 +107,7 @@ class Parameter:
     trainable: bool
     units: tuple[int, ...]
     tp_dim: int | None = None
+    is_expert: bool = False
 
     @property
     def name(self) -> str:

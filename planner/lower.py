@@ -1,9 +1,10 @@
-"""From a Candidate to a TaskGraph: what every pipeline stage computes, sends and waits for.
+"""From a Candidate to a TaskGraph: what every pipeline rank computes, sends and waits for.
 
-All ranks of a stage do the same at the same time, so one stands for all of them: a stage has a
-compute stream, streams for gathers, reductions and sends, and its port to the node's link and to
-the network. The rows of `schedules.schedule_actions` give the order of passes; this module gives
-each pass its units, `lower_data` the data-parallel traffic around them.
+All ranks of a stage do the same at the same time, so one stands for all of them: it has a compute
+stream, streams for gathers, reductions and sends, and its port to the node's link and to the
+network. Under an interleaved schedule it runs several stages. The rows of
+`schedules.schedule_actions` give the order of passes; this module gives each pass its units,
+`lower_data` and `lower_zero` the data-parallel traffic around them.
 
 On gloo nothing overlaps: its collectives are waited for where they are called and run on the
 cores that compute, so there they are lowered onto the compute stream.
@@ -14,13 +15,16 @@ tensor-parallel exchanges another, since nothing else can meet them on their lin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.lower_data import DataParallel, make_data_parallel
+from claw_plan.planner.lower_data import DataParallel
+from claw_plan.planner.lower_zero import make_data_parallel
 from claw_plan.planner.memory import HeldMemory
-from claw_plan.planner.placement import crosses_node
+from claw_plan.planner.pass_time import PassTime
+from claw_plan.planner.placement import crosses_node, groups_of
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedules import Action, action_needs, schedule_actions
 from claw_plan.planner.shards import ShardSizes
@@ -31,17 +35,32 @@ from claw_plan.simulator.task_graph import TaskGraph, TaskGraphBuilder
 Cuts = tuple[tuple[int, int], ...]
 
 
+class Lowered(NamedTuple):
+    """The tasks of a step; `parts[task]` says, where known, what its time consists of in ns."""
+
+    graph: TaskGraph
+    parts: Mapping[int, Mapping[str, float]]
+
+
 @dataclass
 class _Stage:
-    """One stage while it is lowered; `pending[done]` is its next action."""
+    """One stage while it is lowered."""
 
     index: int
     start: int
     stop: int
-    streams: StageStreams
     data: DataParallel
     held: HeldMemory
-    pending: list[Action] = field(default_factory=list)
+    last_backward: int
+
+
+@dataclass
+class _Rank:
+    """One pipeline rank; `pending[done]` is its next action."""
+
+    streams: StageStreams
+    pending: tuple[Action, ...]
+    stages: dict[int, _Stage] = field(default_factory=dict)
     done: int = 0
 
 
@@ -55,137 +74,159 @@ class Lowering:
         candidate: Candidate,
         cuts: Cuts,
         held: Sequence[HeldMemory] = (),
+        num_microbatches: int = 0,
     ) -> None:
         self._problem, self._candidate = problem, candidate
-        self._microbatches = candidate.num_microbatches(problem.training.global_batch)
+        count = num_microbatches or candidate.num_microbatches(problem.training.global_batch)
         self._variant = variant_of(candidate)
+        self._others = groups_of(candidate, problem.devices_per_node)
         self._builder = TaskGraphBuilder()
         self._sent: dict[Action, int] = {}
-        rows = schedule_actions(candidate.schedule, candidate.pp, self._microbatches)
+        rows = schedule_actions(candidate.schedule, candidate.pp, count, candidate.stages_per_rank)
         ports = add_stage_streams(self._builder, problem, candidate)
-        self._stages = [
-            _Stage(
+        self._ranks = [
+            _Rank(streams=port, pending=row) for port, row in zip(ports, rows, strict=True)
+        ]
+        self._num_stages = len(cuts)
+        for index, (start, stop) in enumerate(cuts):
+            rank = self._ranks[index % candidate.pp]
+            rank.stages[index] = _Stage(
                 index=index,
                 start=start,
                 stop=stop,
-                streams=ports[index],
-                data=make_data_parallel(problem, shards, candidate, ports[index], start, stop),
-                pending=list(rows[index]),
+                data=make_data_parallel(problem, shards, candidate, rank.streams, start, stop),
                 held=held[index] if held else HeldMemory(),
+                last_backward=_last_backward(rank.pending, index),
             )
-            for index, (start, stop) in enumerate(cuts)
-        ]
 
-    def build(self) -> TaskGraph:
+    def build(self) -> Lowered:
         """Adds all tasks in an order in which each needs only earlier ones."""
         progress = True
         while progress:
             progress = False
-            for stage in self._stages:
-                while stage.done < len(stage.pending) and self._ready(stage.pending[stage.done]):
-                    self._lower_action(stage, stage.pending[stage.done])
-                    stage.done += 1
+            for rank in self._ranks:
+                while rank.done < len(rank.pending) and self._ready(rank.pending[rank.done]):
+                    self._lower_action(rank, rank.pending[rank.done])
+                    rank.done += 1
                     progress = True
         self._finish_step()
-        return self._builder.build()
+        return Lowered(self._builder.build(), self._ranks[0].streams.parts)
+
+    def _others_needed(self, action: Action) -> list[Action]:
+        needs = action_needs(action, self._num_stages)
+        return [need for need in needs if need.stage != action.stage]
 
     def _ready(self, action: Action) -> bool:
-        others = (n for n in action_needs(action, len(self._stages)) if n.stage != action.stage)
-        return all(need in self._sent for need in others)
+        return all(need in self._sent for need in self._others_needed(action))
 
-    def _lower_action(self, stage: _Stage, action: Action) -> None:
-        needs = [
-            self._sent[need]
-            for need in action_needs(action, len(self._stages))
-            if need.stage != stage.index
-        ]
-        stage.streams.wait_for(needs)
+    def _lower_action(self, rank: _Rank, action: Action) -> None:
+        stage = rank.stages[action.stage]
+        rank.streams.wait_for([self._sent[need] for need in self._others_needed(action)])
         if action.kind == "F":
-            self._forward(stage, action)
+            self._forward(rank, stage, action)
         else:
-            self._backward(stage, action)
-        self._send(stage, action)
+            self._backward(rank.streams, stage, action)
+        self._send(rank.streams, stage, action)
 
-    def _forward(self, stage: _Stage, action: Action) -> None:
-        data, batch, tp = stage.data, self._candidate.microbatch_size, self._candidate.tp
-        first = stage.held.always_bytes if stage.done == 0 else 0
-        stage.streams.next_alloc_bytes = first + stage.held.microbatch_bytes
+    def _forward(self, rank: _Rank, stage: _Stage, action: Action) -> None:
+        data, streams = stage.data, rank.streams
+        first = sum(each.held.always_bytes for each in rank.stages.values())
+        streams.next_alloc_bytes = (0 if rank.done else first) + stage.held.microbatch_bytes
         data.begin_forward(range(stage.start, stage.stop))
         label = str(action)
         passes = []
         for unit in range(stage.start, stage.stop):
             data.before_unit(unit, backward=False)
-            passes.append(self._problem.pass_time(unit, self._variant, batch, tp, False))
+            passes.append(self._pass(unit, backward=False))
             if data.by_unit:
-                stage.streams.run_pass("forward", f"{label} unit {unit}", passes)
+                streams.run_pass("forward", f"{label} unit {unit}", passes)
                 passes = []
             data.after_forward(unit)
         if passes:
-            stage.streams.run_pass("forward", label, passes)
+            streams.run_pass("forward", label, passes)
+        data.end_forward()
 
-    def _backward(self, stage: _Stage, action: Action) -> None:
-        data, batch, tp = stage.data, self._candidate.microbatch_size, self._candidate.tp
-        is_last = action.microbatch == self._last_backward(stage)
+    def _backward(self, streams: StageStreams, stage: _Stage, action: Action) -> None:
+        data = stage.data
+        is_last = action.microbatch == stage.last_backward
         units = list(reversed(range(stage.start, stage.stop)))
         data.begin_backward(units, is_last)
         label, redone, passes = str(action), [], []
         for unit in units:
             data.before_unit(unit, backward=True)
             if unit == stage.start:
-                stage.streams.next_free_bytes = stage.held.microbatch_bytes
+                streams.next_free_bytes = stage.held.microbatch_bytes
             if self._is_recomputed(unit):
-                redone.append(self._problem.recompute_time(unit, self._variant, batch, tp))
-            passes.append(self._problem.pass_time(unit, self._variant, batch, tp, True))
+                redone.append(self._recompute(unit))
+            passes.append(self._pass(unit, backward=True))
             if data.by_unit:
-                stage.streams.run_pass("recompute", f"{label} unit {unit}", redone)
-                stage.streams.run_pass("backward", f"{label} unit {unit}", passes)
+                streams.run_pass("recompute", f"{label} unit {unit}", redone)
+                streams.run_pass("backward", f"{label} unit {unit}", passes)
                 redone, passes = [], []
             data.after_backward(unit, is_last)
         if passes:
-            stage.streams.run_pass("recompute", label, redone)
-            stage.streams.run_pass("backward", label, passes)
+            streams.run_pass("recompute", label, redone)
+            streams.run_pass("backward", label, passes)
         data.end_backward(is_last)
+
+    def _pass(self, unit: int, *, backward: bool) -> PassTime:
+        candidate = self._candidate
+        return self._problem.pass_time(
+            unit, self._variant, candidate.microbatch_size, candidate.tp, backward, self._others
+        )
+
+    def _recompute(self, unit: int) -> PassTime:
+        candidate = self._candidate
+        return self._problem.recompute_time(
+            unit,
+            self._variant,
+            candidate.microbatch_size,
+            candidate.tp,
+            candidate.recompute,
+            self._others,
+        )
 
     def _is_recomputed(self, unit: int) -> bool:
         inside = 0 < unit < len(self._problem.graph.units) - 1
-        return inside and self._candidate.recompute == "full"
+        return inside and self._candidate.recompute != "none"
 
-    def _last_backward(self, stage: _Stage) -> int:
-        """The microbatch whose backward comes last on the stage; its gradients are reduced."""
-        return stage.pending[-1].microbatch
-
-    def _send(self, stage: _Stage, action: Action) -> None:
+    def _send(self, streams: StageStreams, stage: _Stage, action: Action) -> None:
         """Hidden states go on to the next stage, their gradients back to the one before."""
         peer = stage.index + (1 if action.kind == "F" else -1)
-        if not 0 <= peer < len(self._stages):
+        if not 0 <= peer < self._num_stages:
             return
         boundary = stage.stop if action.kind == "F" else stage.start
         size = self._problem.graph.cost(boundary, self._variant).input_bytes.at(
             self._candidate.microbatch_size, self._candidate.tp
         )
-        earlier = min(stage.index, peer)
+        earlier = min(stage.index, peer) % self._candidate.pp
         nodes = 1 + crosses_node(self._candidate, earlier, self._problem.devices_per_node)
         cost = self._problem.collective("send", size, 2, nodes)
-        self._sent[action] = stage.streams.send(cost, f"send {action}")
+        self._sent[action] = streams.send(cost, f"send {action}")
 
     def _finish_step(self) -> None:
         """Tied gradients are summed, gradients of sharded sequences too, then the optimizer."""
         tied = self._tie_ends()
-        for stage in self._stages:
-            if tied is not None and stage.index in (0, len(self._stages) - 1):
-                stage.streams.wait_for([tied])
-            stage.data.reduce_sequence_parallel()
-            stage.data.step_optimizer()
+        ends = {0, (self._num_stages - 1) % self._candidate.pp}
+        for index, rank in enumerate(self._ranks):
+            if tied is not None and index in ends:
+                rank.streams.wait_for([tied])
+            for stage in rank.stages.values():
+                stage.data.reduce_sequence_parallel()
+            for stage in rank.stages.values():
+                stage.data.step_optimizer()
             overhead = self._problem.cost.step_overhead_ns()
             if overhead:
-                stage.streams.run("other", "step overhead", overhead)
+                rank.streams.run("other", "step overhead", overhead)
 
     def _tie_ends(self) -> int | None:
         """The all-reduce of parameters that both the first and the last stage hold."""
-        first, last = self._stages[0], self._stages[-1]
+        pp = self._candidate.pp
+        first, last = self._ranks[0], self._ranks[(self._num_stages - 1) % pp]
         if first is last:
             return None
-        shared = first.data.parameter_names & last.data.parameter_names
+        held = last.stages[self._num_stages - 1].data.parameter_names
+        shared = first.stages[0].data.parameter_names & held
         size = 4 * sum(
             parameter.numel
             for parameter in self._problem.graph.parameters
@@ -200,12 +241,25 @@ class Lowering:
         return first.streams.exchange("pp_comm", "tied gradients", cost)
 
 
+def _last_backward(row: Sequence[Action], stage: int) -> int:
+    """The microbatch whose backward comes last on the stage; its gradients are reduced."""
+    return next(
+        action.microbatch
+        for action in reversed(row)
+        if (action.stage, action.kind) == (stage, "B")
+    )
+
+
 def lower(
     problem: Problem,
     shards: ShardSizes,
     candidate: Candidate,
     cuts: Cuts,
     held: Sequence[HeldMemory] = (),
-) -> TaskGraph:
-    """The tasks of one training step; with `held`, one a stage, also the memory they hold."""
-    return Lowering(problem, shards, candidate, cuts, held).build()
+    num_microbatches: int = 0,
+) -> Lowered:
+    """The tasks of one training step; with `held`, one a stage, also the memory they hold.
+
+    `num_microbatches` stands in for the step's own number, 0 for that.
+    """
+    return Lowering(problem, shards, candidate, cuts, held, num_microbatches).build()

@@ -1,18 +1,21 @@
 """Data-parallel traffic of one stage: gathers before units, reductions after, the optimizer.
 
-Two kinds. `_Whole`: every rank holds all parameters; gradients are all-reduced in buckets during
-the last backward (DistributedDataParallel), or after it under a pipeline. `_Sharded`:
+Two kinds. `Whole`: every rank holds all parameters; gradients are all-reduced in buckets during
+the last backward (DistributedDataParallel), or after it under a pipeline. `Sharded`:
 fully_shard gathers each block before its passes and reduce-scatters its gradients after; over
 dp_replicate the shards are then all-reduced. With precision below fp32 parameters are stored in
-fp32 and fully_shard makes the working copies, so then `_Sharded` is used whatever dp_shard is.
+fp32 and fully_shard makes the working copies, so then `Sharded` is used whatever dp_shard is.
+`lower_zero` adds the third, Megatron's, and chooses among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.placement import group_nodes
+from claw_plan.planner.placement import group_nodes, shard_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem, optimizer_work
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
 from claw_plan.planner.stage_streams import StageStreams
@@ -54,12 +57,12 @@ class DataParallel:
     ) -> None:
         self._problem, self._candidate, self._streams = problem, candidate, streams
         self._start, self._stop = start, stop
-        self._groups = shards.groups(start, stop, candidate.tp, candidate.dp_shard)
+        self._groups = shards.groups(start, stop, candidate.tp, candidate.shard_ranks)
         self._parameters = tuple(shards.stage_parameters(start, stop))
         self.parameter_names = {parameter.name for _, parameter in self._parameters}
         per_node = problem.devices_per_node
         self._replicate_nodes = group_nodes(candidate, "dp_replicate", per_node)
-        self._shard_nodes = group_nodes(candidate, "dp_shard", per_node)
+        self._shard_nodes = shard_nodes(candidate, per_node)
         self._tp_nodes = group_nodes(candidate, "tp", per_node)
         self._pending_reductions: list[int] = []
         self._has_gradients = False
@@ -72,6 +75,9 @@ class DataParallel:
 
     def after_forward(self, unit: int) -> None:
         """The unit's forward was added."""
+
+    def end_forward(self) -> None:
+        """All units' forwards were added."""
 
     def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
         """A microbatch's backward starts; `is_last` when its gradients complete the step's."""
@@ -111,9 +117,11 @@ class DataParallel:
     def step_optimizer(self) -> None:
         """The optimizer, after the last reduction."""
         self._wait_for_reductions()
+        self._optimize(sum(group.trainable_shard for group in self._groups.values()))
+
+    def _optimize(self, elements: int) -> None:
         optimizer = self._problem.training.optimizer
-        elements = sum(group.trainable_shard for group in self._groups.values())
-        if elements:
+        if elements and optimizer:
             cost = self._problem.cost.op(optimizer_work(optimizer, elements))
             self._streams.run("optimizer", optimizer, cost.ns, cost.source)
 
@@ -126,17 +134,22 @@ class DataParallel:
         if self._candidate.dp_replicate == 1 or not size_bytes:
             return
         cost = self._problem.collective(
-            "all_reduce", size_bytes, self._candidate.dp_replicate, self._replicate_nodes
+            "all_reduce",
+            size_bytes,
+            self._candidate.dp_replicate,
+            self._replicate_nodes,
+            by_data=True,
         )
         task = self._streams.background(self._streams.reduce, "dp_comm", name, cost, 0, needs)
         self._pending_reductions.append(task)
 
 
-class _Whole(DataParallel):
+class Whole(DataParallel):
     """Every rank holds all parameters."""
 
     _collected_bytes = 0
 
+    @override
     def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
         # DistributedDataParallel overlaps; under a pipeline all is reduced after the last
         # backward (executor), so passes need no splitting.
@@ -144,6 +157,7 @@ class _Whole(DataParallel):
         self.by_unit = replicated and is_last and self._candidate.pp == 1
         self._collected_bytes = 0
 
+    @override
     def after_backward(self, unit: int, is_last: bool) -> None:
         if not is_last:
             return
@@ -151,6 +165,7 @@ class _Whole(DataParallel):
         if self.by_unit and self._collected_bytes >= self._candidate.bucket_bytes:
             self._flush()
 
+    @override
     def end_backward(self, is_last: bool) -> None:
         super().end_backward(is_last)
         if is_last:
@@ -171,7 +186,7 @@ class _Whole(DataParallel):
         self._collected_bytes = 0
 
 
-class _Sharded(DataParallel):
+class Sharded(DataParallel):
     """fully_shard: gather, compute, reduce-scatter, unit by unit."""
 
     by_unit = True
@@ -182,9 +197,11 @@ class _Sharded(DataParallel):
         self._order: list[int] = []
         self._marks: list[int] = []
 
+    @override
     def begin_forward(self, units: Sequence[int]) -> None:
         self._begin(units)
 
+    @override
     def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
         self._begin(units)
 
@@ -193,6 +210,7 @@ class _Sharded(DataParallel):
         self._marks = [self._streams.last_task]
         self._wait_for_gather(ROOT)
 
+    @override
     def before_unit(self, unit: int, backward: bool) -> None:
         self._wait_for_gather(unit)
 
@@ -210,7 +228,7 @@ class _Sharded(DataParallel):
         self._streams.wait_for([task])
 
     def _gather(self, group: int, size: GroupSize, needs: Sequence[int]) -> int:
-        problem, shard = self._problem, self._candidate.dp_shard
+        problem, shard = self._problem, self._candidate.shard_ranks
         compute = problem.training.compute_bytes
         cast_ns = problem.memory_op_ns((STORED_BYTES + compute) * size.shard)
         name = "gather root" if group == ROOT else f"gather unit {group}"
@@ -220,7 +238,7 @@ class _Sharded(DataParallel):
         copied = _memory_work(GATHER_COPY, 2 * compute * size.whole, "forward")
         copy_ns = cast_ns + problem.cost.op(copied).ns
         cost = problem.collective(
-            "all_gather", compute * size.shard * shard, shard, self._shard_nodes
+            "all_gather", compute * size.shard * shard, shard, self._shard_nodes, by_data=True
         )
         return self._streams.background(
             self._streams.gather, "dp_comm", name, cost, copy_ns, needs
@@ -230,11 +248,13 @@ class _Sharded(DataParallel):
         self._streams.wait_for(needs)
         return self._streams.run("other", name, duration_ns)
 
+    @override
     def after_forward(self, unit: int) -> None:
         self._marks.append(self._streams.last_task)
         if self._candidate.reshard_after_forward:
             self._gathered.discard(unit)
 
+    @override
     def after_backward(self, unit: int, is_last: bool) -> None:
         self._marks.append(self._streams.last_task)
         if self._reduces(is_last):
@@ -243,6 +263,7 @@ class _Sharded(DataParallel):
         if self._candidate.pp == 1 or is_last:
             self._gathered.discard(unit)
 
+    @override
     def end_backward(self, is_last: bool) -> None:
         if self._reduces(is_last):
             self._reduce(ROOT, is_last)
@@ -263,13 +284,12 @@ class _Sharded(DataParallel):
         size = self._groups.get(group, GroupSize())
         if not size.trainable_whole:
             return
-        problem, shard, streams = self._problem, self._candidate.dp_shard, self._streams
+        problem, shard, streams = self._problem, self._candidate.shard_ranks, self._streams
+        reduced = problem.trainer.gradient_bytes
         compute = problem.training.compute_bytes
         name = "root" if group == ROOT else f"unit {group}"
-        # Copy (and cast) the gradients into the reduction's fp32 buffer.
-        copied = _memory_work(
-            REDUCE_COPY, (compute + STORED_BYTES) * size.trainable_whole, "backward"
-        )
+        # Copy (and cast) the gradients into the reduction's buffer.
+        copied = _memory_work(REDUCE_COPY, (compute + reduced) * size.trainable_whole, "backward")
         copy_ns = problem.cost.op(copied).ns
         needs = [streams.last_task]
         if shard == 1:
@@ -278,9 +298,10 @@ class _Sharded(DataParallel):
         else:
             cost = problem.collective(
                 "reduce_scatter",
-                STORED_BYTES * size.trainable_shard * shard,
+                reduced * size.trainable_shard * shard,
                 shard,
                 self._shard_nodes,
+                by_data=True,
             )
             task = streams.background(
                 streams.reduce, "dp_comm", f"reduce {name}", cost, copy_ns, needs
@@ -288,18 +309,4 @@ class _Sharded(DataParallel):
             self._pending_reductions.append(task)
             needs = [task]
         if is_last:  # shards are summed over the replicas once a step
-            self._all_reduce(STORED_BYTES * size.trainable_shard, f"all-reduce {name}", needs)
-
-
-def make_data_parallel(
-    problem: Problem,
-    shards: ShardSizes,
-    candidate: Candidate,
-    streams: StageStreams,
-    start: int,
-    stop: int,
-) -> DataParallel:
-    """The kind the candidate and the precision ask for."""
-    sharded = candidate.dp_shard > 1 or problem.training.is_mixed
-    kind = _Sharded if sharded else _Whole
-    return kind(problem, shards, candidate, streams, start, stop)
+            self._all_reduce(reduced * size.trainable_shard, f"all-reduce {name}", needs)

@@ -27,6 +27,39 @@ def group_nodes(candidate: Candidate, axis: str, devices_per_node: int) -> int:
     return _nodes(candidate.num_devices, size, stride_of(candidate, axis), devices_per_node)
 
 
+def shard_nodes(candidate: Candidate, devices_per_node: int) -> int:
+    """The most nodes that a group of dp_shard spans, the ranks of cp among it."""
+    stride = stride_of(candidate, "cp" if candidate.cp > 1 else "dp_shard")
+    return _nodes(candidate.num_devices, candidate.shard_ranks, stride, devices_per_node)
+
+
+def expert_groups(candidate: Candidate, devices_per_node: int) -> tuple[tuple[int, int], ...]:
+    """(ranks, nodes) of the ep group, and of the ranks that hold the same experts.
+
+    Experts lie on neighbours: over the tensor-parallel ranks first where they do not divide the
+    experts themselves, then over those of cp and dp (Megatron-Core's order tp-cp-ep-dp-pp).
+    """
+    ranks = candidate.num_devices // candidate.pp
+    each = candidate.ep * candidate.etp
+    stride = candidate.etp
+    replicas = max(1, ranks // each)
+    return (
+        (candidate.ep, _nodes(candidate.num_devices, candidate.ep, stride, devices_per_node)),
+        (replicas, _nodes(candidate.num_devices, replicas, each, devices_per_node)),
+    )
+
+
+def groups_of(candidate: Candidate, devices_per_node: int) -> tuple[tuple[str, int, int], ...]:
+    """(axis, ranks, nodes) of the groups a pass exchanges over, beside tp's."""
+    found = []
+    if candidate.cp > 1:
+        found.append(("cp", candidate.cp, group_nodes(candidate, "cp", devices_per_node)))
+    if candidate.ep > 1:
+        ranks, nodes = expert_groups(candidate, devices_per_node)[0]
+        found.append(("ep", ranks, nodes))
+    return tuple(found)
+
+
 @cache
 def _nodes(num_devices: int, size: int, stride: int, devices_per_node: int) -> int:
     if size * stride <= devices_per_node and devices_per_node % (size * stride) == 0:

@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.graph import PLAIN, SEQUENCE, TENSOR, Exchange, ModelGraph, Op
+from claw_plan.planner.graph import PLAIN, SEQUENCE, TENSOR, ModelGraph, Op
+from claw_plan.planner.pass_time import (
+    Groups,
+    PassTime,
+    PassTimer,
+    items_of,
+    kernel_part,
+    kernel_scale,
+)
 from claw_plan.profiles.cluster import Cluster, Device
-from claw_plan.profiles.cost import CollectiveCost, CostModel
+from claw_plan.profiles.cost import CollectiveCost, CostModel, scaled
+from claw_plan.profiles.trainer import NEUTRAL, Trainer
 from claw_plan.profiles.work import DTYPE_BYTES, CollectiveWork, OpWork
 
 STORED_BYTES = 4
@@ -65,32 +74,6 @@ class Training:
         return self.precision != "float32"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassTime:
-    """A forward or backward of one unit: computations, each followed by an exchange or None.
-
-    `source_ns` sums the computation by what its cost rests on.
-    """
-
-    steps: tuple[tuple[int, CollectiveCost | None], ...]
-    source_ns: dict[str, int]
-
-    @property
-    def compute_ns(self) -> int:
-        """Kernels alone."""
-        return sum(compute for compute, _ in self.steps)
-
-    @property
-    def exchange_ns(self) -> int:
-        """Tensor-parallel collectives alone, on idle links."""
-        return sum(exchange.alone_ns for _, exchange in self.steps if exchange is not None)
-
-    @property
-    def total_ns(self) -> int:
-        """Both, one after the other."""
-        return self.compute_ns + self.exchange_ns
-
-
 def variant_of(candidate: Candidate) -> str:
     """Which of a unit's costs a candidate uses."""
     if candidate.tp == 1:
@@ -106,8 +89,9 @@ class Problem:
     cluster: Cluster
     cost: CostModel
     training: Training
-    _passes: dict[tuple[int, str, int, int, str], PassTime] = field(default_factory=dict)
-    _collectives: dict[CollectiveWork, CollectiveCost] = field(default_factory=dict)
+    trainer: Trainer = NEUTRAL
+    _passes: dict[tuple[int, str, int, int, str, Groups], PassTime] = field(default_factory=dict)
+    _collectives: dict[tuple[CollectiveWork, bool], CollectiveCost] = field(default_factory=dict)
 
     @cached_property
     def device(self) -> Device:
@@ -120,48 +104,59 @@ class Problem:
         """Devices of the smallest node."""
         return min(node.device_count for node in self.cluster.nodes)
 
-    def pass_time(self, unit: int, variant: str, batch: int, tp: int, backward: bool) -> PassTime:
-        """Time of one pass of a unit for one microbatch."""
-        return self._pass(unit, variant, batch, tp, "backward" if backward else "forward")
+    def pass_time(
+        self, unit: int, variant: str, batch: int, tp: int, backward: bool, others: Groups = ()
+    ) -> PassTime:
+        """Time of one pass of a unit for one microbatch; `others` are its groups beside tp's."""
+        kind = "backward" if backward else "forward"
+        return self._pass(unit, variant, batch, tp, kind, others)
 
-    def recompute_time(self, unit: int, variant: str, batch: int, tp: int) -> PassTime:
+    def recompute_time(
+        self,
+        unit: int,
+        variant: str,
+        batch: int,
+        tp: int,
+        mode: str = "full",
+        others: Groups = (),
+    ) -> PassTime:
         """Time of what activation checkpointing runs again before the unit's backward."""
-        return self._pass(unit, variant, batch, tp, "recompute")
+        return self._pass(unit, variant, batch, tp, mode, others)
 
-    def _pass(self, unit: int, variant: str, batch: int, tp: int, kind: str) -> PassTime:
+    def _pass(
+        self, unit: int, variant: str, batch: int, tp: int, kind: str, others: Groups
+    ) -> PassTime:
         structure = self.graph.units[unit].structure
-        key = (structure, variant, batch, tp, kind)
+        key = (structure, variant, batch, tp, kind, others)
         known = self._passes.get(key)
         if known is None:
             known = self._passes[key] = self._time_pass(*key)
         return known
 
-    def _time_pass(self, structure: int, variant: str, batch: int, tp: int, kind: str) -> PassTime:
-        cost = self.graph.costs[variant][structure]
-        backward = kind == "backward"
-        items = cost.backward if backward else cost.forward
-        if kind == "recompute":
-            items = items[: cost.num_recomputed]
-        steps: list[tuple[int, CollectiveCost | None]] = []
-        sources: dict[str, int] = {}
-        compute_ns = 0
-        for item in items:
+    def _time_pass(
+        self, structure: int, variant: str, batch: int, tp: int, kind: str, others: Groups
+    ) -> PassTime:
+        cost, trainer = self.graph.costs[variant][structure], self.trainer
+        groups = {"tp": (tp, -(-tp // self.devices_per_node))}
+        groups |= {axis: (size, nodes) for axis, size, nodes in others}
+        timer = PassTimer(host_ns=trainer.host_ns)
+        for item, share in items_of(cost, kind, trainer):
             if isinstance(item, Op):
-                answer = self.cost.op(op_work(item, batch, tp, backward))
-                compute_ns += answer.ns
-                sources[answer.source] = sources.get(answer.source, 0) + answer.ns
+                work = op_work(item, batch, tp, kind == "backward")
+                answer = self.cost.op(work)
+                part = kernel_part(work)
+                scale = share * kernel_scale(trainer, part)
+                timer.kernel(answer.ns * scale, part, answer.source, share)
             else:
-                steps.append((compute_ns, self._exchange(item, batch, tp)))
-                compute_ns = 0
-        steps.append((compute_ns, None))
-        return PassTime(steps=tuple(steps), source_ns=sources)
+                size, nodes = groups[item.axis]
+                found = self.collective(item.op, item.bytes.at(batch, tp), size, nodes)
+                timer.exchange(scaled(found, share * trainer.tp_scale), item.axis)
+        return timer.time()
 
-    def _exchange(self, exchange: Exchange, batch: int, tp: int) -> CollectiveCost:
-        nodes = -(-tp // self.devices_per_node)
-        return self.collective(exchange.op, exchange.bytes.at(batch, tp), tp, nodes)
-
-    def collective(self, op: str, size_bytes: int, group_size: int, nodes: int) -> CollectiveCost:
-        """Cost of a collective with this cluster's library."""
+    def collective(
+        self, op: str, size_bytes: int, group_size: int, nodes: int, *, by_data: bool = False
+    ) -> CollectiveCost:
+        """Cost of a collective with this cluster's library; `by_data` for data parallelism's."""
         work = CollectiveWork(
             op=op,
             bytes=size_bytes,
@@ -169,9 +164,11 @@ class Problem:
             nodes=nodes,
             backend=self.cluster.backend,
         )
-        known = self._collectives.get(work)
+        key = (work, by_data)
+        known = self._collectives.get(key)
         if known is None:
-            known = self._collectives[work] = self.cost.collective(work)
+            factor = self.trainer.dp_scale if by_data else 1.0
+            known = self._collectives[key] = scaled(self.cost.collective(work), factor)
         return known
 
     def memory_op_ns(self, size_bytes: int) -> int:

@@ -43,13 +43,14 @@ class RecordedOp(NamedTuple):
 
 
 class RecordedExchange(NamedTuple):
-    """One tensor-parallel collective as it ran; `bytes` of the full buffer."""
+    """One collective of the axis ('tp', 'cp', 'ep') as it ran; `bytes` of the full buffer."""
 
     unit: int
     phase: str
     module: str
     op: str
     bytes: int
+    axis: str = "tp"
 
 
 class _Birth(NamedTuple):
@@ -219,10 +220,10 @@ class Recorder(TorchDispatchMode):
             self._alive[key] for key in kept if key in self._alive
         }
 
-    def exchange(self, op: str, num: int, module: str) -> None:
-        """Records a tensor-parallel collective of `num` bytes where it happens."""
+    def exchange(self, op: str, num: int, module: str, axis: str = "tp") -> None:
+        """Records a collective of `num` bytes over the axis where it happens."""
         unit, _ = self._place()
-        self.recording.ops.append(RecordedExchange(unit, self.phase, module, op, num))
+        self.recording.ops.append(RecordedExchange(unit, self.phase, module, op, num, axis))
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         name = self._names.get(id(module), "")

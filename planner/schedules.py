@@ -7,8 +7,9 @@ edited lie beside the plan in `<plan>.schedule.csv`, one line per rank, and pass
 before anything else sees them: PyTorch's own loader takes repeated actions, microbatches out of
 range and text behind a cell, and then fails on one rank while the others wait.
 
-Both schedules here have one stage per rank and one shape: some forwards ahead, then one backward
-and one forward in turn, then the backwards that are left. They differ in how many are ahead.
+All schedules here have one shape: some forwards ahead, then one backward and one forward in turn,
+then the backwards that are left. GPipe and 1F1B have one stage per rank and differ in how many
+forwards are ahead; Interleaved1F1B has several stages per rank, pp apart, and goes round them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from claw_plan.profiles.errors import near_matches
 from claw_plan.profiles.files import read_text, write_atomic
 
 FORWARD, BACKWARD = "F", "B"
+
+INTERLEAVED = "Interleaved1F1B"
 
 _CELL = re.compile(r"([0-9]{1,9})([FB])([0-9]{1,9})")
 
@@ -72,11 +75,19 @@ def in_flight(name: str, stage: int, num_stages: int, num_microbatches: int) -> 
     return _AHEAD[name](stage, num_stages, num_microbatches)
 
 
-def schedule_actions(name: str, num_stages: int, num_microbatches: int) -> Rows:
-    """The rows of a schedule by PyTorch's name, rank r running stage r.
+def schedule_actions(
+    name: str, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1
+) -> Rows:
+    """The rows of a schedule by PyTorch's name, rank r running stages r, r + num_ranks, ….
 
-    Raises PlanError for a name that is not known, or when there is no stage or microbatch.
+    Raises PlanError for a name that is not known, when there is no stage or microbatch, and for
+    numbers of stages and microbatches that the schedule does not take.
     """
+    if name == INTERLEAVED:
+        return _interleaved(num_ranks, num_microbatches, stages_per_rank)
+    if stages_per_rank != 1:
+        raise PlanError(f"{name} has one stage per rank, but got {stages_per_rank=}")
+    num_stages = num_ranks
     aheads = [in_flight(name, stage, num_stages, num_microbatches) for stage in range(num_stages)]
     if not aheads:
         raise PlanError(f"a schedule has at least one stage; got {num_stages=}")
@@ -90,6 +101,54 @@ def _row(stage: int, num_microbatches: int, ahead: int) -> tuple[Action, ...]:
         if ahead + index < num_microbatches:
             actions.append(Action(stage, FORWARD, ahead + index))
     return tuple(actions)
+
+
+def _interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Rows:
+    """Rounds of microbatches over the rank's stages, in order forward and in reverse backward.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2), as PyTorch has it
+    (torch/distributed/pipelining/schedules.py, ScheduleInterleaved1F1B).
+    """
+    if min(num_ranks, num_microbatches, stages_per_rank) < 1:
+        raise PlanError(
+            f"a schedule has ranks, stages and microbatches, at least one of each; got "
+            f"{num_ranks=} {stages_per_rank=} {num_microbatches=}"
+        )
+    rounds = max(1, num_microbatches // num_ranks)
+    in_round, rest = divmod(num_microbatches, rounds)
+    if rest:
+        raise PlanError(
+            f"{INTERLEAVED} runs its microbatches in {rounds} equal rounds, but "
+            f"{num_microbatches} do not divide by {rounds}; take a multiple of {num_ranks}"
+        )
+    total = num_microbatches * stages_per_rank
+
+    def action(rank: int, kind: str, step: int) -> Action:
+        turn, place = divmod(step, in_round)
+        chunk = turn % stages_per_rank
+        chunk = chunk if kind == FORWARD else stages_per_rank - 1 - chunk
+        microbatch = turn // stages_per_rank * in_round + place
+        return Action(chunk * num_ranks + rank, kind, microbatch)
+
+    rows = []
+    for rank in range(num_ranks):
+        ahead = interleaved_ahead(rank, num_ranks, num_microbatches, stages_per_rank)
+        row = [action(rank, FORWARD, step) for step in range(ahead)]
+        for step in range(total):
+            if ahead + step < total:
+                row.append(action(rank, FORWARD, ahead + step))
+            row.append(action(rank, BACKWARD, step))
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def interleaved_ahead(
+    rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int
+) -> int:
+    """Forwards that a rank of the interleaved schedule runs before its first backward's turn."""
+    in_round = num_microbatches // max(1, num_microbatches // num_ranks)
+    ahead = (stages_per_rank - 1) * in_round + 2 * (num_ranks - 1 - rank)
+    return min(ahead, num_microbatches * stages_per_rank)
 
 
 def parse_action(text: str) -> Action:

@@ -68,12 +68,12 @@ class Scorer:
 
     def step_time_ns(self, candidate: Candidate, cuts: Cuts) -> int:
         """The simulated step time alone."""
-        return makespan_ns(lower(self.problem, self.shards, candidate, cuts))
+        return makespan_ns(lower(self.problem, self.shards, candidate, cuts).graph)
 
     def score(self, candidate: Candidate, cuts: Cuts) -> Scored:
         """The candidate in full, with its timeline."""
         held = [self.memory.held(candidate, start, stop) for start, stop in cuts]
-        timeline = simulate(lower(self.problem, self.shards, candidate, cuts, held))
+        timeline = simulate(lower(self.problem, self.shards, candidate, cuts, held).graph)
         training, graph = self.problem.training, self.problem.graph
         step_ns = timeline.step_time_ns
         samples_per_s = training.global_batch / s_from_ns(step_ns)

@@ -7,14 +7,18 @@ second, and a stage of many ranks on the host asks for as many cores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.problem import PassTime, Problem
+from claw_plan.planner.pass_time import PassTime
+from claw_plan.planner.problem import Problem
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.profiles.units import NS_PER_S
 from claw_plan.simulator.task_graph import TaskGraphBuilder
+
+OVERLAP = "overlap"
+"""The part of a pass that is lost to traffic beside it."""
 
 
 @dataclass
@@ -22,6 +26,7 @@ class StageStreams:
     """Adds tasks of one stage. `last_task` is the newest on its compute stream, -1 at first.
 
     `next_alloc_bytes` and `next_free_bytes` are memory that the next kernels take and give back.
+    `parts[task]` says what a task's time consists of, in ns; `overlap_loss` is the trainer's.
     """
 
     builder: TaskGraphBuilder
@@ -33,10 +38,13 @@ class StageStreams:
     cores: int | None
     ranks_on_host: int
     overlaps: bool
+    overlap_loss: float = 0.0
+    parts: dict[int, Mapping[str, float]] = field(default_factory=dict)
     last_task: int = -1
     next_alloc_bytes: int = 0
     next_free_bytes: int = 0
     _waits: list[int] = field(default_factory=list)
+    _beside_ns: int = 0
 
     def wait_for(self, tasks: Sequence[int]) -> None:
         """The next task on the compute stream starts after these."""
@@ -74,6 +82,7 @@ class StageStreams:
         if not self.overlaps:
             self.wait_for(needs)
             return self.exchange(kind, name, cost, copy_ns)
+        self._beside_ns += cost.alone_ns
         return self._flow(stream, kind, name, cost, needs, copy_ns)
 
     def send(self, cost: CollectiveCost, name: str) -> int:
@@ -88,10 +97,20 @@ class StageStreams:
             for one in passes:
                 for source, ns in one.source_ns.items():
                     sources[source] = sources.get(source, 0) + ns
-            self.run(kind, name, compute_ns, max(sources, key=sources.__getitem__, default=""))
+            lost_ns = self._lost_beside(compute_ns)
+            source = max(sources, key=sources.__getitem__, default="")
+            task = self.run(kind, name, compute_ns + lost_ns, source)
+            self.parts[task] = add_parts(passes) | {OVERLAP: float(lost_ns)}
         costs = [cost for one in passes for _, cost in one.steps if cost is not None]
         if costs:
-            self.exchange("tp_comm", name, merge(costs))
+            task = self.exchange("tp_comm", name, merge(costs))
+            self.parts[task] = _exchange_parts(passes)
+
+    def _lost_beside(self, compute_ns: int) -> int:
+        """What computation loses to traffic that runs beside it, and the traffic to it."""
+        both = min(compute_ns, self._beside_ns)
+        self._beside_ns -= both
+        return round(self.overlap_loss * both)
 
     def _take_waits(self) -> list[int]:
         waits, self._waits = sorted(set(self._waits)), []
@@ -112,6 +131,25 @@ class StageStreams:
             rate_cap_bytes_per_s=cost.rate_cap_bytes_per_s,
             links=(self.links[cost.link],),
         )
+
+
+def add_parts(passes: Sequence[PassTime]) -> dict[str, float]:
+    """What the kernels of some passes consist of."""
+    total: dict[str, float] = {}
+    for one in passes:
+        for name, ns in one.parts_ns.items():
+            total[name] = total.get(name, 0.0) + ns
+    return total
+
+
+def _exchange_parts(passes: Sequence[PassTime]) -> dict[str, float]:
+    """Their exchanges by axis."""
+    total: dict[str, float] = {}
+    for one in passes:
+        costs = (cost for _, cost in one.steps if cost is not None)
+        for axis, cost in zip(one.axes, costs, strict=False):
+            total[axis] = total.get(axis, 0.0) + cost.alone_ns
+    return total
 
 
 def merge(costs: Sequence[CollectiveCost]) -> CollectiveCost:
@@ -139,6 +177,7 @@ def add_stage_streams(
     if node.cores and min(candidate.num_devices, node.device_count) > node.cores:
         cores = builder.link("cores", float(node.cores * NS_PER_S))
     stages = []
+    parts: dict[int, Mapping[str, float]] = {}
     for stage in range(candidate.pp):
         name = f"stage {stage}"
         stages.append(
@@ -155,6 +194,8 @@ def add_stage_streams(
                 cores=cores,
                 ranks_on_host=ranks_on_host,
                 overlaps=problem.cluster.backend != "gloo",
+                overlap_loss=problem.trainer.overlap_loss,
+                parts=parts,
             )
         )
     return stages

@@ -7,7 +7,7 @@ ones, then at physics.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from claw_plan.profiles.cluster import Cluster
@@ -30,6 +30,8 @@ class CollectiveCost:
 
     The flow puts `bytes` on each rank's port of the `link` ('intra' or 'inter') and never goes
     faster than `rate_cap_bytes_per_s`, so alone it lasts latency_ns + bytes / rate_cap.
+    `algorithm` and `protocol` are those of the library; `spread` is the relative half-width in
+    which two thirds of measured times lie (0: not known).
     """
 
     latency_ns: int
@@ -37,6 +39,9 @@ class CollectiveCost:
     rate_cap_bytes_per_s: float
     link: str
     source: str
+    algorithm: str = ""
+    protocol: str = ""
+    spread: float = 0.0
 
     @property
     def alone_ns(self) -> int:
@@ -44,6 +49,17 @@ class CollectiveCost:
         if self.bytes == 0:
             return self.latency_ns
         return self.latency_ns + -int(-self.bytes * 1e9 // self.rate_cap_bytes_per_s)
+
+
+def scaled(cost: CollectiveCost, factor: float) -> CollectiveCost:
+    """The collective `factor` times as slow on idle links."""
+    if factor == 1.0:
+        return cost
+    return replace(
+        cost,
+        latency_ns=round(cost.latency_ns * factor),
+        rate_cap_bytes_per_s=cost.rate_cap_bytes_per_s / factor,
+    )
 
 
 class CostModel(Protocol):

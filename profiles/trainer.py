@@ -10,35 +10,55 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FITTED = (
+CONSTANTS = (
     "memory_scale",
+    "attention_scale",
     "tp_scale",
     "dp_scale",
     "overlap_loss",
     "host_ns",
     "zero_rank_ns",
 )
-"""The constants that are fitted, in this order."""
+"""What can be fitted; of each trainer at most six are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """A trainer's constants.
+    """A trainer: fitted constants first, then facts of its software.
 
-    `memory_scale` multiplies the time of kernels bound by memory, `tp_scale` that of collectives
-    on the critical path (tensor, context and expert parallelism), `dp_scale` that of gathers and
-    reductions of data parallelism. `overlap_loss` is the share of the shorter of two overlapping
-    things (computation, traffic) that is lost. `host_ns` is what launching one kernel costs the
-    host. `zero_rank_ns` is what each further rank of an optimizer-sharding group adds to a step.
+    `memory_scale` multiplies the time of kernels bound by memory, `attention_scale` that of fused
+    attention, `tp_scale` that of collectives on the critical path (tensor, context and expert
+    parallelism), `dp_scale` that of gathers and reductions of data parallelism. `overlap_loss` is
+    the share of the shorter of two overlapping things (computation, traffic) that is lost.
+    `host_ns` is what launching one kernel costs the host. `zero_rank_ns` is what each further
+    rank of an optimizer-sharding group adds to a step.
+
+    `keeps_compute_copy`: parameters are stored in the compute precision with fp32 copies in the
+    optimizer (Megatron), else in fp32 and cast by fully_shard. `gradient_bytes` of an element
+    where gradients are accumulated and reduced. `reduces_beside` and `gathers_beside`: whether
+    that traffic runs beside computation. `fused_attention`, `fused_loss`: as in
+    `reference_model.Division`. `recompute_stops_early`: torch's checkpoint stops at the last
+    tensor that backward needs, Megatron's runs the whole block. `half_recompute` is the share of
+    a block's forward that a selective policy of the trainer runs again.
     """
 
     name: str
     memory_scale: float = 1.0
+    attention_scale: float = 1.0
     tp_scale: float = 1.0
     dp_scale: float = 1.0
     overlap_loss: float = 0.0
     host_ns: float = 0.0
     zero_rank_ns: float = 0.0
+    keeps_compute_copy: bool = False
+    gradient_bytes: int = 4
+    reduces_beside: bool = True
+    gathers_beside: bool = True
+    fused_attention: bool = True
+    fused_loss: bool = True
+    recompute_stops_early: bool = True
+    half_recompute: float = 0.45
+    fitted: tuple[str, ...] = ()
     source: str = ""
 
 

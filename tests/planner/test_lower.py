@@ -21,7 +21,7 @@ MS = 1_000_000
 def lowered(problem, candidate):
     scorer = Scorer(problem)
     path = scorer.bounds.stage_path(candidate)
-    return lower(problem, scorer.shards, candidate, path.cuts), path.cuts
+    return lower(problem, scorer.shards, candidate, path.cuts).graph, path.cuts
 
 
 def optimizer_ns(elements):

@@ -14,7 +14,7 @@ from claw_plan.simulator.simulate import simulate
 def lowered(problem, candidate):
     scorer = Scorer(problem)
     path = scorer.bounds.stage_path(candidate)
-    return lower(problem, scorer.shards, candidate, path.cuts), path.cuts
+    return lower(problem, scorer.shards, candidate, path.cuts).graph, path.cuts
 
 
 def test_sharded_forward_gathers_every_group_and_backward_again(toys):

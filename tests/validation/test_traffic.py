@@ -43,7 +43,7 @@ def test_gathers_and_reductions_of_llama_8b_over_64_ranks():
     )
     scorer = Scorer(problem)
     units = len(problem.graph.units)
-    tasks = lower(problem, scorer.shards, Candidate(dp_shard=64), ((0, units),))
+    tasks = lower(problem, scorer.shards, Candidate(dp_shard=64), ((0, units),)).graph
     groups = scorer.shards.groups(0, units, 1, 64)
 
     def sizes(verb, element_bytes):

@@ -1,0 +1,166 @@
+"""Megatron's data parallelism, and the choice of the kind a candidate asks for.
+
+`CopiedParameters`: every rank holds all parameters in the compute precision and accumulates their
+gradients whole; they are reduced once a step, beside the last backward pass. With zero=1 each rank
+then owns a part: gradients are reduce-scattered, the optimizer works on the part, and the
+parameters are gathered at the start of the next step, beside its first forward passes. Experts
+have fewer replicas than the rest and are reduced among those.
+
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054); Megatron-Core's DistributedOptimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.lower_data import DataParallel, Sharded, Whole
+from claw_plan.planner.placement import expert_groups, group_nodes
+from claw_plan.planner.problem import Problem
+from claw_plan.planner.shards import ShardSizes, local_numel
+from claw_plan.planner.stage_streams import StageStreams
+
+DENSE, EXPERT = 0, 1
+
+
+class CopiedParameters(DataParallel):
+    """Every rank holds all parameters; zero=1 shards what the optimizer keeps."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        shards: ShardSizes,
+        candidate: Candidate,
+        streams: StageStreams,
+        start: int,
+        stop: int,
+    ) -> None:
+        super().__init__(problem, shards, candidate, streams, start, stop)
+        self._trainer = problem.trainer
+        self._is_sharded = candidate.zero == 1 and candidate.shard_ranks > 1
+        self._elements = self._count(candidate.tp)
+        self._replicas = self._find_replicas()
+        self._arrived: dict[int, int] = {}
+        self._is_first = True
+        self._reduced_in_pass = False
+
+    def _count(self, tp: int) -> dict[int, tuple[int, int]]:
+        """Trainable elements of each unit of the stage, dense ones and experts'."""
+        found = {unit: [0, 0] for unit in range(self._start, self._stop)}
+        for _, parameter in self._parameters:
+            if parameter.trainable:
+                own = [unit for unit in parameter.units if unit in found]
+                kind = EXPERT if parameter.is_expert else DENSE
+                found[min(own, default=self._start)][kind] += local_numel(parameter, tp)
+        return {unit: (dense, expert) for unit, (dense, expert) in found.items()}
+
+    def _find_replicas(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(ranks, nodes) that hold the same dense parameters, and the same experts."""
+        candidate, per_node = self._candidate, self._problem.devices_per_node
+        axis = max(("dp_replicate", "dp_shard"), key=lambda name: getattr(candidate, name))
+        ranks = candidate.dp * candidate.cp
+        nodes = group_nodes(candidate, axis, per_node) if candidate.cp == 1 else self._shard_nodes
+        return (ranks, min(ranks, max(nodes, 1))), expert_groups(candidate, per_node)[1]
+
+    @override
+    def begin_forward(self, units: Sequence[int]) -> None:
+        self.by_unit = self._is_first and self._is_sharded and self._trainer.gathers_beside
+        if self.by_unit:
+            for unit in units:
+                self._arrived[unit] = self._exchange_unit(
+                    "all_gather", self._problem.training.compute_bytes, unit, [], beside=True
+                )
+
+    @override
+    def before_unit(self, unit: int, backward: bool) -> None:
+        task = self._arrived.pop(unit, -1)
+        if task >= 0:
+            self._streams.wait_for([task])
+
+    @override
+    def end_forward(self) -> None:
+        self._is_first = self.by_unit = False
+
+    @override
+    def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
+        self.by_unit = is_last and self._trainer.reduces_beside and self._replicas[DENSE][0] > 1
+
+    @override
+    def after_backward(self, unit: int, is_last: bool) -> None:
+        if self.by_unit:
+            self._reduce(unit, [self._streams.last_task], beside=True)
+
+    @override
+    def end_backward(self, is_last: bool) -> None:
+        self._reduced_in_pass = self._reduced_in_pass or self.by_unit
+        self.by_unit = False
+
+    @override
+    def step_optimizer(self) -> None:
+        units = range(self._start, self._stop)
+        if not self._reduced_in_pass:
+            for unit in units:
+                self._reduce(unit, [], beside=False)
+        self._wait_for_reductions()
+        shares = [ranks if self._is_sharded else 1 for ranks, _ in self._replicas]
+        elements = sum(
+            -(-counts[kind] // shares[kind])
+            for counts in self._elements.values()
+            for kind in (DENSE, EXPERT)
+        )
+        self._optimize(elements)
+        if self._is_sharded and not self._trainer.gathers_beside:
+            for unit in units:
+                self._exchange_unit(
+                    "all_gather", self._problem.training.compute_bytes, unit, [], beside=False
+                )
+        lingering = round(self._trainer.zero_rank_ns * (shares[DENSE] - 1))
+        if lingering and self._start == 0:
+            self._streams.run("dp_comm", "each rank's part", lingering)
+
+    def _reduce(self, unit: int, needs: Sequence[int], *, beside: bool) -> None:
+        op = "reduce_scatter" if self._is_sharded else "all_reduce"
+        self._exchange_unit(op, self._trainer.gradient_bytes, unit, needs, beside=beside)
+
+    def _exchange_unit(
+        self, op: str, element_bytes: int, unit: int, needs: Sequence[int], *, beside: bool
+    ) -> int:
+        """A collective over all replicas of what the unit holds; the last task, -1 if none."""
+        task = -1
+        streams = self._streams
+        for (ranks, nodes), elements in zip(self._replicas, self._elements[unit], strict=True):
+            if ranks == 1 or not elements:
+                continue
+            cost = self._problem.collective(
+                op, element_bytes * elements, ranks, nodes, by_data=True
+            )
+            name = f"{op} unit {unit}"
+            if not beside:
+                task = streams.exchange("dp_comm", name, cost)
+                continue
+            stream = streams.gather if op == "all_gather" else streams.reduce
+            task = streams.background(stream, "dp_comm", name, cost, 0, needs)
+            if op != "all_gather":
+                self._pending_reductions.append(task)
+        return task
+
+
+def make_data_parallel(
+    problem: Problem,
+    shards: ShardSizes,
+    candidate: Candidate,
+    streams: StageStreams,
+    start: int,
+    stop: int,
+) -> DataParallel:
+    """The kind the candidate, the precision and the trainer ask for."""
+    kind: type[DataParallel]
+    if problem.trainer.keeps_compute_copy and (candidate.zero < 2 or candidate.dp_shard == 1):
+        kind = CopiedParameters
+    elif candidate.dp_shard > 1 or problem.training.is_mixed:
+        kind = Sharded
+    else:
+        kind = Whole
+    return kind(problem, shards, candidate, streams, start, stop)

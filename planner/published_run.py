@@ -1,0 +1,134 @@
+"""A published run as a `Problem` and a `Candidate`: what the planner would score for its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.graph import ModelGraph
+from claw_plan.planner.low_precision import with_linear_dtype
+from claw_plan.planner.lower import Cuts
+from claw_plan.planner.problem import Problem, Training
+from claw_plan.planner.reference_model import Division
+from claw_plan.planner.reference_trace import trace_reference
+from claw_plan.planner.schedules import INTERLEAVED
+from claw_plan.profiles.cluster import Cluster
+from claw_plan.profiles.cost import CostModel
+from claw_plan.profiles.cost_model import ClusterCostModel
+from claw_plan.profiles.trainer import Trainer
+from claw_plan.profiles.training_row import Dimensions, PublishedPlan, TrainingRow
+
+CostOf = Callable[[Cluster], CostModel]
+"""The cost model of a cluster."""
+
+ZERO = {"none": 3, "zero1": 1, "zero2": 2, "zero3": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun:
+    """All that a prediction takes."""
+
+    problem: Problem
+    candidate: Candidate
+    cuts: Cuts
+
+
+def pose(row: TrainingRow, trainer: Trainer, cost_of: CostOf = ClusterCostModel) -> PublishedRun:
+    """The run under a trainer's constants. Raises PlanError for what cannot be expressed."""
+    plan = row.plan
+    candidate = _candidate(plan)
+    if candidate.num_devices > row.cluster.num_devices:
+        raise PlanError(
+            f"the plan uses {candidate.num_devices} devices, the cluster has "
+            f"{row.cluster.num_devices}"
+        )
+    graph = _graph(row.dimensions, _division(plan, trainer), plan.dtype, plan.linear_dtype)
+    training = Training(
+        global_batch=plan.global_batch,
+        seq_len=row.dimensions.seq_len,
+        precision=plan.dtype,
+        optimizer=row.optimizer,
+        memory_headroom=0.0,
+    )
+    problem = Problem(
+        graph=graph,
+        cluster=row.cluster,
+        cost=cost_of(row.cluster),
+        training=training,
+        trainer=trainer,
+    )
+    return PublishedRun(problem=problem, candidate=candidate, cuts=_cuts(row.dimensions, plan))
+
+
+def _candidate(plan: PublishedPlan) -> Candidate:
+    shards = plan.sharding in ("zero1", "zero2", "zero3")
+    within = min(plan.shard_group or plan.dp, plan.dp) if shards else 1
+    return Candidate(
+        pp=plan.pp,
+        dp_replicate=plan.dp // within,
+        dp_shard=within,
+        cp=plan.cp,
+        tp=plan.tp,
+        ep=plan.ep,
+        etp=plan.etp,
+        zero=ZERO[plan.sharding],
+        reshard_after_forward=plan.reshard and plan.sharding == "zero3",
+        sequence_parallel=plan.sequence_parallel and plan.tp > 1,
+        schedule=INTERLEAVED if plan.vpp > 1 else "1F1B",
+        stages_per_rank=plan.vpp,
+        microbatch_size=plan.micro_batch,
+        recompute=plan.recompute,
+    )
+
+
+def _division(plan: PublishedPlan, trainer: Trainer) -> Division:
+    return Division(
+        tp=plan.tp,
+        sequence_parallel=plan.sequence_parallel and plan.tp > 1,
+        cp=plan.cp,
+        cp_kind=plan.cp_kind,
+        ep=plan.ep,
+        etp=plan.etp,
+        fused_attention=trainer.fused_attention,
+        fused_loss=trainer.fused_loss,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _graph(dims: Dimensions, division: Division, dtype: str, linear_dtype: str) -> ModelGraph:
+    graph = trace_reference(dims, division, dtype)
+    return with_linear_dtype(graph, linear_dtype) if linear_dtype else graph
+
+
+def _cuts(dims: Dimensions, plan: PublishedPlan) -> Cuts:
+    """The units [start, stop) of every stage; prologue and epilogue lie at the ends."""
+    layers = plan.layers_per_stage or layers_per_stage(dims.layers, plan.pp * plan.vpp)
+    if sum(layers) != dims.layers or len(layers) != plan.pp * plan.vpp or min(layers) < 0:
+        raise PlanError(
+            f"{dims.layers} layers do not lie on {plan.pp} x {plan.vpp} stages as {layers}"
+        )
+    edges = [0]
+    for count in layers:
+        edges.append(edges[-1] + count)
+    stops = [1 + edge for edge in edges[1:]]
+    stops[-1] += 1
+    return tuple(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def layers_per_stage(layers: int, stages: int) -> tuple[int, ...]:
+    """Equal stages; else equal with embedding and head counted as layers; else as even as can be.
+
+    Where neither divides, the first stages take one more (Megatron-DeepSpeed's 'uniform').
+    """
+    each, rest = divmod(layers, stages)
+    if not rest:
+        return (each,) * stages
+    each, rest = divmod(layers + 2, stages)
+    if not rest and each > 1 and stages > 1:
+        return (each - 1, *(each,) * (stages - 2), each - 1)
+    most = -(-layers // stages)
+    full = layers - (most - 1) * stages
+    return (most,) * full + (most - 1,) * (stages - full)
