@@ -74,7 +74,7 @@ BytesPerS = Annotated[float, _quantity(parse_bytes_per_s, MAX_BYTES_PER_S, "1 PB
 FlopsPerS = Annotated[float, _quantity(parse_flops_per_s, MAX_FLOPS_PER_S, "1000 PFLOPS")]
 Ns = Annotated[int, _quantity(parse_ns)]
 Count = Annotated[int, Field(strict=True, gt=0, le=_MAX_NODES)]
-Dtype = Literal["float64", "float32", "bfloat16", "float16", "float8", "int8"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16", "float8", "float4", "int8"]
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send"]
 assert set(Op.__args__) == set(COLLECTIVE_OPS)  # type: ignore[attr-defined]
 
