@@ -129,7 +129,13 @@ def _memory_assumed(text: str, name: str) -> str:
 
 @lru_cache(maxsize=1024)
 def hardware_of(
-    gpu: str, count: int, gpus_per_node: int, intra: str = "", inter: str = ""
+    gpu: str,
+    count: int,
+    gpus_per_node: int,
+    intra: str = "",
+    inter: str = "",
+    *,
+    joined: bool = True,
 ) -> Hardware:
     """The cluster that the words of a published result mean.
 
@@ -139,6 +145,7 @@ def hardware_of(
         gpus_per_node: GPUs of a host, as printed.
         intra: The link inside a host; '' when not printed.
         inter: The network between hosts; '' when not printed.
+        joined: Whether hosts that NVLink can join are joined by it.
 
     Raises:
         InputError: The GPU is not in the catalogue, or a count is not positive.
@@ -148,7 +155,8 @@ def hardware_of(
     name, memory_note = device_of(gpu)
     kind = name.partition("-")[0]
     assumed = [memory_note] if memory_note else []
-    size, size_note = _node_size(kind, intra, count, gpus_per_node)
+    reach = (_domain(kind, intra) if joined else 0) or gpus_per_node
+    size, size_note = _node_size(reach, count, gpus_per_node)
     assumed += [size_note] if size_note else []
     link, link_note = _intra_link(name, kind, intra)
     if size > 1 and link_note:
@@ -174,9 +182,8 @@ def _host_gib(name: str) -> int:
     return max(64, 2 * catalogue.device(name).memory_bytes >> 30)
 
 
-def _node_size(kind: str, intra: str, count: int, gpus_per_node: int) -> tuple[int, str]:
-    """GPUs that the fast link joins, and a sentence where that is not as printed."""
-    reach = _domain(kind, intra) or gpus_per_node
+def _node_size(reach: int, count: int, gpus_per_node: int) -> tuple[int, str]:
+    """GPUs that the fast link joins, and a sentence where fewer of them are used."""
     if count <= reach:
         return count, ""
     step = gpus_per_node if reach > gpus_per_node and count % gpus_per_node == 0 else 1

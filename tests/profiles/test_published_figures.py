@@ -88,7 +88,7 @@ def test_a_time_derived_by_the_file_is_taken() -> None:
 
 
 def test_the_rate_of_sc21_is_its_formula() -> None:
-    # Table 2 of the paper: 175B, 384 GPUs, batch 1536, 153 TFLOP/s a GPU, 84 days for 300 B tokens.
+    # Table 2 of the paper: 384 GPUs, batch 1536, 153 TFLOP/s a GPU, 84 days for 300 B tokens.
     definition = "SC21-hardware: F=96*B*s*l*h^2*(1+s/6h+V/16lh), full recompute included"
     values = measured(tflops_per_gpu=153.0, flops_definition=definition)
     time_ns, note = step_time_ns(values, NONE, run())
