@@ -98,6 +98,7 @@ def hosts_reading(name: str, kind: str, hosts: Sequence[Host]) -> Reading:
         format=kind,
         gpu_count=known[0] if same else None,
         hosts=tuple(hosts),
+        node_count=len(hosts),
         facts=tuple(facts),
         unknown=tuple(unknown),
         warnings=tuple(warnings),

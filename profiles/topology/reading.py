@@ -59,7 +59,8 @@ class Reading:
     `nvlink` is 'present', 'absent' or 'unknown'. `gpu_count` and `gpu_types` are those of one
     machine; of a list of hosts they are in `hosts`. `facts` are sentences for people about what
     was understood, `unknown` about what is not in the file, `warnings` about what is suspicious.
-    `draft` is content of a cluster.yaml, for files that describe a whole cluster.
+    `node_count` is the number of such machines, where the file says it. `draft` is content of an
+    entry of `nodes:` in a cluster.yaml, for files that give figures.
     """
 
     source: str
@@ -71,6 +72,7 @@ class Reading:
     nics: Mapping[str, Nic] = field(default_factory=dict)
     nvlink: str = "unknown"
     hosts: tuple[Host, ...] = ()
+    node_count: int | None = None
     node_lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rates: tuple[Rate, ...] = ()
     facts: tuple[str, ...] = ()

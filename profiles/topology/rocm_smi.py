@@ -44,9 +44,13 @@ Cells = dict[Pair, str]
 
 def recognise(source: Source) -> bool:
     """Whether rocm-smi speaks here."""
-    return bool(_MARK.search(source.text)) or any(
-        {"XGMI", "PCIE"} & set(line.split()) and "GPU" in line for line in source.lines
-    )
+    if _MARK.search(source.text):
+        return True
+    for line in source.lines:
+        words = line.split()
+        if {"XGMI", "PCIE"} & set(words) and any(_GPU.match(word) for word in words[:4]):
+            return True
+    return False
 
 
 def read(source: Source) -> list[Reading]:

@@ -147,6 +147,7 @@ def _reading(
         gpu_count=reading.gpu_count,
         gpu_types=(next(iter(types)),) * (reading.gpu_count or 0) if len(types) == 1 else (),
         hosts=tuple(hosts),
+        node_count=len(hosts),
         node_lists=dict(lists),
         facts=tuple(facts),
         unknown=reading.unknown,
