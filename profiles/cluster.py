@@ -42,9 +42,15 @@ class Device:
 class Link:
     """A connection: `bytes_per_s` is one direction of one device's (or one NIC's) port.
 
-    `achieved_bytes_per_s` maps collectives to the bus bandwidth they reach on it ('other' for
-    those not named; empty: the whole rate); `startup_ns` to what one of two ranks costs before
-    its first byte (gloo only; empty: `latency_ns` per hop).
+    `latency_ns` is one hop of a long message's protocol. `achieved_bytes_per_s` maps collectives
+    to the bus bandwidth they reach on it ('other' for those not named; empty: the whole rate),
+    with 'nvls' for reductions in the switch, where it does them; `startup_ns` to what one of two
+    ranks costs before its first byte (gloo only; empty: `latency_ns` per hop). `launch_ns` is what a
+    collective costs before its first hop (None: as its library says).
+
+    Where devices are joined directly, not by a switch (`peer_links` 0), the port is divided into
+    `peer_links`, of which an exchange uses one per peer and a ring as much as `group_share` says
+    for groups up to a size.
     """
 
     name: str
@@ -53,11 +59,21 @@ class Link:
     source: str
     achieved_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     startup_ns: Mapping[str, int] = field(default_factory=dict)
+    launch_ns: int | None = None
+    peer_links: int = 0
+    group_share: Mapping[int, float] = field(default_factory=dict)
 
     def rate(self, op: str) -> float:
         """The bus bandwidth, in bytes per second, that the collective `op` reaches here."""
         achieved = self.achieved_bytes_per_s
         return achieved.get(op, achieved.get("other", self.bytes_per_s))
+
+    def port_share(self, op: str, ranks: int) -> float:
+        """The part of the port that the collective `op` of a group of `ranks` reaches."""
+        sizes = [size for size in self.group_share if size >= ranks]
+        if sizes and op != "all_to_all":
+            return self.group_share[min(sizes)]
+        return min(1.0, (ranks - 1) / self.peer_links) if self.peer_links and ranks > 1 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,8 @@ class CollectiveWork:
     `bytes` is the full buffer (for all_gather the gathered one, for reduce_scatter the one before
     scattering; for send the message), as nccl-tests counts it. `nodes` is the number of hosts the
     group spans; its ranks are spread evenly over them. `backend` names the library (nccl, gloo).
+    `concurrent` groups like it on the same nodes talk at the same time and share the NICs; 0 says
+    that every device of the nodes is in one.
     """
 
     op: str
@@ -62,9 +64,12 @@ class CollectiveWork:
     nodes: int
     algorithm: str = "auto"
     backend: str = "nccl"
+    concurrent: int = 0
 
     def __post_init__(self) -> None:
         if self.op not in COLLECTIVE_OPS:
             raise ValueError(f"op must be one of {COLLECTIVE_OPS}, but got {self.op=}")
         if self.bytes < 0 or self.group_size < 1 or not 1 <= self.nodes <= self.group_size:
             raise ValueError(f"not a collective: {self.bytes=}, {self.group_size=}, {self.nodes=}")
+        if self.concurrent < 0:
+            raise ValueError(f"groups are counted from 0, but got {self.concurrent=}")
