@@ -10,26 +10,8 @@ from typing import Any
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.profiles.cluster_file import this_machine
+from claw_plan.profiles.device_names import catalogue_name
 from claw_plan.profiles.units import MIB
-
-_NAMES = (
-    (r"V100-SXM\S*-16GB", "v100-sxm-16gb"),
-    (r"V100-SXM\S*-32GB", "v100-sxm-32gb"),
-    (r"A100-SXM\S*-40GB", "a100-sxm-40gb"),
-    (r"A100-SXM\S*-80GB", "a100-sxm-80gb"),
-    (r"A100-PCIE-40GB", "a100-pcie-40gb"),
-    (r"A100 80GB PCIe", "a100-pcie-80gb"),
-    (r"H100 PCIe", "h100-pcie-80gb"),
-    (r"H100 80GB HBM3", "h100-sxm-80gb"),
-    (r"H200( SXM)?\Z", "h200-sxm-141gb"),
-    (r"GB200", "gb200-186gb"),
-    (r"B200", "b200-sxm-180gb"),
-    (r"L4\Z", "l4"),
-    (r"A10G", "a10g"),
-    (r"T4\Z", "t4"),
-    (r"RTX 4090\Z", "rtx-4090"),
-)
-"""What NVML calls a device (a pattern) and what the catalogue does."""
 
 _SWITCHES = {"a100": "nvswitch3", "h100": "nvswitch4", "h200": "nvswitch4"}
 _SWITCHES |= {"b200": "nvswitch5", "gb200": "nvswitch5", "v100": "nvlink2-mesh"}
@@ -98,7 +80,7 @@ def gpu_node(
             f"this machine mixes GPUs ({', '.join(sorted(set(names)))}); write a cluster.yaml "
             "with one entry of `nodes` for each kind"
         )
-    device = next((ours for theirs, ours in _NAMES if re.search(theirs, names[0])), None)
+    device = catalogue_name(names[0])
     if device is None:
         raise ExecutionError(
             f"the GPU {names[0]!r} is not in the catalogue; write a cluster.yaml with "

@@ -58,7 +58,8 @@ def read(source: Source, document: Document) -> list[Reading]:
             ranks = int(match["ring"] or match["stages"])
             speed = number(document, key, limit=_MAX_GB_S) * 1e9
         whole = spread is not None and ranks >= int(spread[1]) * int(spread[2])
-        across = nodes if nodes == 1 or whole else None
+        # Pipeline stages of several nodes lie on different ones; small rings may lie on one.
+        across = nodes if nodes == 1 or whole or match["stages"] else None
         rates.append(
             Rate(
                 op=op,

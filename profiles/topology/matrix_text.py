@@ -144,13 +144,21 @@ def _row(words: list[str], number: int, matrix: Matrix | None) -> Row | None:
         if CELL.match(word) or P2P_CELL.match(word):
             label = _label(words[place - 1], columns)
             return None if label is None else _cells(label, words[place:], number)
-    gpu = _GPU_END.match(words[-1])
-    known = matrix is not None and matrix.rows and gpu is not None
-    if known and matrix is not None and gpu is not None and len(words) <= 3:
-        name = gpu[1].upper()
-        if name not in matrix.rows and name in matrix.columns:
-            return Row(name, number, [], 0, "end of line")
-    return None
+    return None if matrix is None else _cut_row(words, number, matrix)
+
+
+def _cut_row(words: list[str], number: int, matrix: Matrix) -> Row | None:
+    """A row that ends before its first whole cell, as the last of a paste may."""
+    gpus = [
+        (place, match[1]) for place, word in enumerate(words) if (match := _GPU_END.match(word))
+    ]
+    if not matrix.rows or len(gpus) != 1 or len(words) > gpus[0][0] + 2:
+        return None
+    name = gpus[0][1].upper()
+    if name in matrix.rows or name not in matrix.columns:
+        return None
+    rest = words[gpus[0][0] + 1 :]
+    return Row(name, number, [], 0, rest[0] if rest else "end of line")
 
 
 def _cells(label: str, words: list[str], number: int) -> Row:

@@ -25,7 +25,7 @@ def test_bandwidths_are_algorithm_rates_with_their_lines() -> None:
     ring, stage = reading.rates
     assert (ring.op, ring.ranks, ring.kind) == ("all_reduce", 8, "algorithm")
     assert ring.bytes_per_s == pytest.approx(154.203e9)
-    assert ring.where == "g\.json:2"
+    assert ring.where == "g.json:2"
     assert (stage.op, stage.ranks) == ("send", 2)
 
 
@@ -36,9 +36,10 @@ def test_times_are_milliseconds_of_mebibytes() -> None:
 
 
 def test_the_name_tells_nodes_and_gpus() -> None:
-    reading = only({"pp_size_16": 8.1, "pp_size_2": 7.7}, "p2p_2nodes_8gpus_per_node.json")
+    data = {"pp_size_2": 8.1, "allreduce_size_16_consec_1": 7.7, "allreduce_size_2_consec_1": 99}
+    reading = only(data, "p2p_2nodes_8gpus_per_node.json")
     assert (reading.gpu_count, reading.node_count) == (8, 2)
-    assert [rate.nodes for rate in reading.rates] == [2, None]
+    assert [rate.nodes for rate in reading.rates] == [2, 2, None]
 
 
 def test_overlap_is_a_fact() -> None:

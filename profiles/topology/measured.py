@@ -1,0 +1,89 @@
+"""Measured bandwidths into an entry of `nodes:`: they override nominal ones, and say so.
+
+Topology alone is no proof: links that trained may run ten times slower while the fabric manager
+is not ready, and PCIe peers may be slower than host memory. What was measured wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from claw_plan.profiles import catalogue
+from claw_plan.profiles.cluster_schema import IntraSpec, NicsSpec
+from claw_plan.profiles.topology.reading import Rate
+from claw_plan.profiles.work import COLLECTIVE_OPS
+
+TOLERANCE = 0.25
+"""A measured bandwidth that differs more from the nominal one is told."""
+
+
+def apply(entry: dict[str, Any], rates: Sequence[Rate]) -> list[str]:
+    """Writes the plateau of each collective into `entry`; returns warnings.
+
+    Rates within a node go to `intra`, rates between nodes to `nics`, divided by their number.
+    Only bus bandwidths count, and sends, for which both kinds are the same.
+    """
+    gpus, warnings = entry["devices"]["count"], []
+    usable = [
+        rate
+        for rate in rates
+        if rate.op in COLLECTIVE_OPS and (rate.kind == "bus" or rate.op == "send")
+    ]
+    inside = [rate for rate in usable if _is_inside(rate, gpus)]
+    between = [rate for rate in usable if (rate.nodes or 1) > 1]
+    if inside and gpus > 1 and "intra" in entry:
+        warnings += _override(entry, "intra", inside, 1)
+    if between and "nics" in entry:
+        warnings += _override(entry, "nics", between, entry["nics"].get("count", 1))
+    return warnings
+
+
+def _is_inside(rate: Rate, gpus: int) -> bool:
+    if rate.nodes is not None:
+        return rate.nodes == 1
+    return rate.kind == "bus" and rate.ranks is not None and rate.ranks <= gpus
+
+
+def _override(entry: dict[str, Any], part: str, rates: Sequence[Rate], ports: int) -> list[str]:
+    spec = entry[part]
+    target = spec.get("default", spec)
+    best: dict[str, Rate] = {}
+    for rate in rates:
+        if rate.op not in best or rate.bytes_per_s > best[rate.op].bytes_per_s:
+            best[rate.op] = rate
+    figures = {key: value for key, value in target.items() if key not in ("pairs", "default")}
+    model = NicsSpec if part == "nics" else IntraSpec
+    link = catalogue.link(target.get("type"), model.model_validate(figures))
+    target["achieved"] = {
+        op: f"{rate.bytes_per_s / ports / 1e9:.4g} GB/s" for op, rate in sorted(best.items())
+    }
+    fastest = max(rate.bytes_per_s for rate in best.values()) / ports
+    if fastest > link.bytes_per_s:  # no link is slower than what went over it
+        target["bandwidth"] = f"{fastest / 1e9:.4g} GB/s"
+    target["achieved_source"] = "measured: " + ", ".join(
+        f"{op} {rate.where}" for op, rate in sorted(best.items())
+    )
+    return [
+        difference(
+            f"{part} {link.name}, {op}", rate.bytes_per_s / ports, link.bytes_per_s, rate.where
+        )
+        for op, rate in sorted(best.items())
+        if differs(rate.bytes_per_s / ports, link.bytes_per_s)
+    ]
+
+
+def differs(measured_bytes_per_s: float, nominal_bytes_per_s: float) -> bool:
+    """Whether a measured rate is further from the nominal one than TOLERANCE."""
+    return abs(measured_bytes_per_s / nominal_bytes_per_s - 1) > TOLERANCE
+
+
+def difference(
+    what: str, measured_bytes_per_s: float, nominal_bytes_per_s: float, where: str
+) -> str:
+    """The sentence about a measured rate that overrides a nominal one."""
+    share = measured_bytes_per_s / nominal_bytes_per_s - 1
+    return (
+        f"{what}: measured {measured_bytes_per_s / 1e9:.4g} GB/s ({where}) overrides the nominal "
+        f"{nominal_bytes_per_s / 1e9:.4g} GB/s, from which it differs by {share:+.0%}"
+    )
