@@ -1,7 +1,7 @@
 """The program `claw-plan`: finds the command, runs it, answers with an exit code.
 
-The commands are functions of `planning_commands` (plan, simulate) and `running_commands` (run,
-verify, learn, detect). `claw-plan MODEL …` means `claw-plan plan MODEL …`.
+The commands are functions of `planning_commands` (plan, simulate), `running_commands` (run,
+verify, learn, detect) and `topology_command`. `claw-plan MODEL …` means `claw-plan plan MODEL …`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import click
 from claw_plan.cli.planning_commands import plan, simulate
 from claw_plan.cli.running_commands import detect, learn, run, verify
 from claw_plan.cli.streams import exit_code, open_closed_streams
+from claw_plan.cli.topology_command import topology
 from claw_plan.profiles.errors import near_matches
 
 HELP = """Finds the best way to train a PyTorch model on a cluster, says why, and trains with it.
@@ -84,7 +85,7 @@ def cli() -> None:
     """The group; its help text is `HELP`."""
 
 
-for command in (plan, simulate, run, verify, learn, detect):
+for command in (plan, simulate, run, verify, learn, detect, topology):
     cli.add_command(command)
 
 
