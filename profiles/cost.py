@@ -18,10 +18,14 @@ MEASURED, INTERPOLATED, FITTED, ANALYTIC = "measured", "interpolated", "fitted",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
-    """Time of one kernel on its device, alone, and what the figure rests on."""
+    """Time of one kernel on its device, alone, and what the figure rests on.
+
+    `spread` is the relative half-width in which two thirds of measured times lie (0: not known).
+    """
 
     ns: int
     source: str
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

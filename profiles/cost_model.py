@@ -17,9 +17,9 @@ from collections.abc import Hashable, Iterable
 from claw_plan.profiles.calibration import Calibration
 from claw_plan.profiles.cluster import Cluster, Device, Node
 from claw_plan.profiles.collective_cost import analytic_collective
-from claw_plan.profiles.cost import ANALYTIC, MEASURED, CollectiveCost, OpCost
+from claw_plan.profiles.cost import MEASURED, CollectiveCost, OpCost
 from claw_plan.profiles.measurement import Measurement
-from claw_plan.profiles.op_cost import roofline_ns
+from claw_plan.profiles.op_cost import kernel_time, roofline_ns
 from claw_plan.profiles.profile import Profile, link_device
 from claw_plan.profiles.work import CollectiveWork, OpWork
 
@@ -101,20 +101,21 @@ class _DeviceTimes:
         self._calibrations = {family: Calibration(some) for family, some in points.items()}
 
     def op(self, work: OpWork) -> OpCost:
-        ns, source = self._alone(work)
-        return OpCost(ns=math.ceil(ns * self._scale + self._op_overhead_ns), source=source)
+        ns, source, spread = self._alone(work)
+        ns = math.ceil(ns * self._scale + self._op_overhead_ns)
+        return OpCost(ns=ns, source=source, spread=spread)
 
-    def _alone(self, work: OpWork) -> tuple[float, str]:
-        """The kernel's time when it is timed by itself, and what that rests on."""
+    def _alone(self, work: OpWork) -> tuple[float, str, float]:
+        """The kernel's time when it is timed by itself, what that rests on, and its spread."""
         measured_ns = self._measured.get(_identity(work))
         if measured_ns is not None:
-            return measured_ns, MEASURED
-        formula_ns = roofline_ns(self.device, work)
+            return measured_ns, MEASURED, 0.0
         for family in _families(work):
             calibration = self._calibrations.get(family)
             if calibration is not None:
-                return calibration(formula_ns)
-        return formula_ns, ANALYTIC
+                return *calibration(roofline_ns(self.device, work)), 0.0
+        time = kernel_time(self.device, work)
+        return max(time.ns, float(self.device.kernel_launch_ns)), time.source, time.spread
 
     def step_overhead_ns(self) -> int:
         is_cpu = self.device.kind == "cpu"

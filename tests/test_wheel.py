@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("cli", "executor", "kernels", "planner", "profiles", "simulator")
-DATA_SUFFIXES = {".yaml", ".typed"}
+DATA_SUFFIXES = {".yaml", ".typed", ".json", ".csv"}
 
 
 def shipped_files() -> set[str]:
