@@ -27,6 +27,7 @@ from claw_plan.profiles.cluster_schema import (
 )
 from claw_plan.profiles.errors import InputError, near_matches
 from claw_plan.profiles.files import Document, read_yaml, validate
+from claw_plan.profiles.measured_rate import difference, differs
 from claw_plan.profiles.units import GIB, MIB, format_bytes
 
 MIN_CPU_DEVICES = 4
@@ -269,6 +270,7 @@ class _NodeReader:
             where = self._document.where([*self._keys, "intra"])
             raise InputError(f"{where}: `pairs` need a `default` link for the other devices")
         link = self._at(lambda: catalogue.link(base.type, base), *keys)
+        self._tell_measured(base, link, "intra")
         if spec.pairs:
             self._assumptions.append(
                 f"collectives inside a node are reckoned on {link.name}, not on single pairs"
@@ -313,7 +315,21 @@ class _NodeReader:
                     f"{where}: several nodes need `nics`, as in {{type: ib-ndr, count: 8}}"
                 )
             spec = NicsSpec(type="ethernet-10")
-        return self._at(lambda: catalogue.link(spec.type, spec), "nics", "type"), spec.count
+        link = self._at(lambda: catalogue.link(spec.type, spec), "nics", "type")
+        self._tell_measured(spec, link, "nics")
+        return link, spec.count
+
+    def _tell_measured(self, spec: LinkSpec, link: Link, key: str) -> None:
+        """Says which of the file's measured rates are far from the link's nominal one."""
+        assert self._spec.devices is not None
+        if self._spec.devices.type == "cpu":
+            return  # gloo's rates are far below what its links carry
+        where = self._document.where([*self._keys, key])
+        for op, rate in (spec.achieved or {}).items():
+            if differs(rate, link.bytes_per_s):
+                origin = spec.achieved_source or "given in the file"
+                text = difference(f"{link.name}, {op}", rate, link.bytes_per_s, origin)
+                self._assumptions.append(f"{where}: {text}")
 
 
 def _renamed(device: Device, name: str) -> Device:

@@ -11,11 +11,9 @@ from typing import Any
 
 from claw_plan.profiles import catalogue
 from claw_plan.profiles.cluster_schema import IntraSpec, NicsSpec
+from claw_plan.profiles.measured_rate import difference, differs
 from claw_plan.profiles.topology.reading import Rate
 from claw_plan.profiles.work import COLLECTIVE_OPS
-
-TOLERANCE = 0.25
-"""A measured bandwidth that differs more from the nominal one is told."""
 
 
 def apply(entry: dict[str, Any], rates: Sequence[Rate]) -> list[str]:
@@ -71,19 +69,3 @@ def _override(entry: dict[str, Any], part: str, rates: Sequence[Rate], ports: in
         for op, rate in sorted(best.items())
         if differs(rate.bytes_per_s / ports, link.bytes_per_s)
     ]
-
-
-def differs(measured_bytes_per_s: float, nominal_bytes_per_s: float) -> bool:
-    """Whether a measured rate is further from the nominal one than TOLERANCE."""
-    return abs(measured_bytes_per_s / nominal_bytes_per_s - 1) > TOLERANCE
-
-
-def difference(
-    what: str, measured_bytes_per_s: float, nominal_bytes_per_s: float, where: str
-) -> str:
-    """The sentence about a measured rate that overrides a nominal one."""
-    share = measured_bytes_per_s / nominal_bytes_per_s - 1
-    return (
-        f"{what}: measured {measured_bytes_per_s / 1e9:.4g} GB/s ({where}) overrides the nominal "
-        f"{nominal_bytes_per_s / 1e9:.4g} GB/s, from which it differs by {share:+.0%}"
-    )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from claw_plan.profiles.topology.measured import apply, difference, differs
+from claw_plan.profiles.topology.measured import apply
 from claw_plan.profiles.topology.reading import Rate
 
 
@@ -55,10 +55,3 @@ def test_algorithm_bandwidths_and_unknown_groups_are_left_out() -> None:
     node = entry()
     assert apply(node, [rate(9, kind="algorithm"), rate(9, ranks=16, nodes=None)]) == []
     assert "achieved" not in node["intra"]
-
-
-def test_differs_at_a_quarter() -> None:
-    assert not differs(75, 100)
-    assert differs(74, 100)
-    assert differs(126, 100)
-    assert difference("x", 1e9, 2e9, "f:1").endswith("differs by -50%")
