@@ -184,7 +184,12 @@ def _scaled_dot_product_attention(
 def _grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
-    out: torch.Tensor = _GroupedProduct.apply(a, b, offs)  # type: ignore[no-untyped-call]
+    return grouped_product(a, b, offs)
+
+
+def grouped_product(a: torch.Tensor, b: torch.Tensor, offsets: Any = None) -> torch.Tensor:
+    """[groups, m, k] times [groups, k, n], or ragged groups that end at `offsets`."""
+    out: torch.Tensor = _GroupedProduct.apply(a, b, offsets)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -140,7 +140,7 @@ class Bounds:
         count = candidate.num_microbatches(self.problem.training.global_batch)
         before, after, streams = self._sharded_traffic(candidate, path.cuts, count)
         optimizer = min(self._optimizer_ns(candidate, *cut) for cut in path.cuts)
-        overhead = self.problem.cost.step_overhead_ns()
+        overhead = self.problem.step_overhead_ns()
         length = self.path_ns(path, count, before + after, self._send_ns(candidate, path.cuts))
         return max(length, streams) + optimizer + overhead
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from claw_plan.planner.graph import Amount, Exchange, ModelGraph, Op, UnitCost
 
-PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "claw_plan.grouped_mm")
+PRODUCTS = ("aten.mm", "aten.addmm", "claw_plan.grouped_mm")
+"""Products with weights; attention's own are `aten.bmm`."""
 
 QUANTISE = "claw_plan.quantise"
 
@@ -46,7 +47,7 @@ def _lowered(cost: UnitCost, dtype: str) -> UnitCost:
 
 
 def _quantised(item: Op | Exchange, dtype: str, backward: bool) -> tuple[Op | Exchange, ...]:
-    if not isinstance(item, Op) or item.target not in PRODUCTS or _is_score(item):
+    if not isinstance(item, Op) or item.target not in PRODUCTS:
         return (item,)
     batch, m, _, k = item.dims
     # The first operand: forward the input; backward the gradient, for each of its two products.
@@ -64,11 +65,6 @@ def _quantised(item: Op | Exchange, dtype: str, backward: bool) -> tuple[Op | Ex
         written_bytes=half,
     )
     return quantise, replace(item, dtype=dtype)
-
-
-def _is_score(op: Op) -> bool:
-    """Whether a batched product is attention's: its number of matrices grows with the batch."""
-    return op.target == "aten.bmm" and op.dims[0].per_sample != 0
 
 
 def _product(one: Amount, other: Amount, times: int) -> Amount:

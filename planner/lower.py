@@ -23,12 +23,12 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import DataParallel
 from claw_plan.planner.lower_zero import make_data_parallel
 from claw_plan.planner.memory import HeldMemory
-from claw_plan.planner.pass_time import PassTime
+from claw_plan.planner.pass_time import PassTime, Stretch, stretch_of
 from claw_plan.planner.placement import crosses_node, groups_of
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedules import Action, action_needs, schedule_actions
 from claw_plan.planner.shards import ShardSizes
-from claw_plan.planner.stage_streams import StageStreams, add_stage_streams
+from claw_plan.planner.stage_streams import Parts, StageStreams, add_stage_streams
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.simulator.task_graph import TaskGraph, TaskGraphBuilder
 
@@ -39,7 +39,7 @@ class Lowered(NamedTuple):
     """The tasks of a step; `parts[task]` says, where known, what its time consists of in ns."""
 
     graph: TaskGraph
-    parts: Mapping[int, Mapping[str, float]]
+    parts: Mapping[int, Parts]
 
 
 @dataclass
@@ -82,6 +82,7 @@ class Lowering:
         self._others = groups_of(candidate, problem.devices_per_node)
         self._builder = TaskGraphBuilder()
         self._sent: dict[Action, int] = {}
+        self._stretches: dict[tuple[int, int, str], Stretch] = {}
         rows = schedule_actions(candidate.schedule, candidate.pp, count, candidate.stages_per_rank)
         ports = add_stage_streams(self._builder, problem, candidate)
         self._ranks = [
@@ -134,16 +135,14 @@ class Lowering:
         streams.next_alloc_bytes = (0 if rank.done else first) + stage.held.microbatch_bytes
         data.begin_forward(range(stage.start, stage.stop))
         label = str(action)
-        passes = []
-        for unit in range(stage.start, stage.stop):
-            data.before_unit(unit, backward=False)
-            passes.append(self._pass(unit, backward=False))
-            if data.by_unit:
-                streams.run_pass("forward", f"{label} unit {unit}", passes)
-                passes = []
-            data.after_forward(unit)
-        if passes:
-            streams.run_pass("forward", label, passes)
+        if not data.by_unit:
+            streams.run_pass("forward", label, self._stretch(stage.start, stage.stop, "forward"))
+        else:
+            for unit in range(stage.start, stage.stop):
+                data.before_unit(unit, backward=False)
+                stretch = self._stretch(unit, unit + 1, "forward")
+                streams.run_pass("forward", f"{label} unit {unit}", stretch)
+                data.after_forward(unit)
         data.end_forward()
 
     def _backward(self, streams: StageStreams, stage: _Stage, action: Action) -> None:
@@ -151,31 +150,40 @@ class Lowering:
         is_last = action.microbatch == stage.last_backward
         units = list(reversed(range(stage.start, stage.stop)))
         data.begin_backward(units, is_last)
-        label, redone, passes = str(action), [], []
+        label, frees = str(action), stage.held.microbatch_bytes
+        if not data.by_unit:
+            streams.next_free_bytes = frees
+            self._run_backward(streams, label, stage.start, stage.stop)
         for unit in units:
-            data.before_unit(unit, backward=True)
-            if unit == stage.start:
-                streams.next_free_bytes = stage.held.microbatch_bytes
-            if self._is_recomputed(unit):
-                redone.append(self._recompute(unit))
-            passes.append(self._pass(unit, backward=True))
             if data.by_unit:
-                streams.run_pass("recompute", f"{label} unit {unit}", redone)
-                streams.run_pass("backward", f"{label} unit {unit}", passes)
-                redone, passes = [], []
+                data.before_unit(unit, backward=True)
+                streams.next_free_bytes = frees if unit == stage.start else 0
+                self._run_backward(streams, f"{label} unit {unit}", unit, unit + 1)
             data.after_backward(unit, is_last)
-        if passes:
-            streams.run_pass("recompute", label, redone)
-            streams.run_pass("backward", label, passes)
         data.end_backward(is_last)
 
-    def _pass(self, unit: int, *, backward: bool) -> PassTime:
-        candidate = self._candidate
+    def _run_backward(self, streams: StageStreams, label: str, start: int, stop: int) -> None:
+        """The backward of units, and before it what of them is recomputed."""
+        if self._candidate.recompute != "none":
+            streams.run_pass("recompute", label, self._stretch(start, stop, "recompute"))
+        streams.run_pass("backward", label, self._stretch(start, stop, "backward"))
+
+    def _stretch(self, start: int, stop: int, kind: str) -> Stretch:
+        """A pass over units; the same for every microbatch."""
+        key = (start, stop, kind)
+        if key not in self._stretches:
+            one = self._recompute if kind == "recompute" else self._pass
+            units = [u for u in range(start, stop) if kind != "recompute" or self._is_block(u)]
+            self._stretches[key] = stretch_of([one(unit, kind) for unit in units])
+        return self._stretches[key]
+
+    def _pass(self, unit: int, kind: str) -> PassTime:
+        candidate, backward = self._candidate, kind == "backward"
         return self._problem.pass_time(
             unit, self._variant, candidate.microbatch_size, candidate.tp, backward, self._others
         )
 
-    def _recompute(self, unit: int) -> PassTime:
+    def _recompute(self, unit: int, kind: str) -> PassTime:
         candidate = self._candidate
         return self._problem.recompute_time(
             unit,
@@ -186,9 +194,8 @@ class Lowering:
             self._others,
         )
 
-    def _is_recomputed(self, unit: int) -> bool:
-        inside = 0 < unit < len(self._problem.graph.units) - 1
-        return inside and self._candidate.recompute != "none"
+    def _is_block(self, unit: int) -> bool:
+        return 0 < unit < len(self._problem.graph.units) - 1
 
     def _send(self, streams: StageStreams, stage: _Stage, action: Action) -> None:
         """Hidden states go on to the next stage, their gradients back to the one before."""
@@ -215,7 +222,7 @@ class Lowering:
                 stage.data.reduce_sequence_parallel()
             for stage in rank.stages.values():
                 stage.data.step_optimizer()
-            overhead = self._problem.cost.step_overhead_ns()
+            overhead = self._problem.step_overhead_ns()
             if overhead:
                 rank.streams.run("other", "step overhead", overhead)
 

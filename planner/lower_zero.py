@@ -40,6 +40,8 @@ class CopiedParameters(DataParallel):
         super().__init__(problem, shards, candidate, streams, start, stop)
         self._trainer = problem.trainer
         self._is_sharded = candidate.zero == 1 and candidate.shard_ranks > 1
+        # Where only some of the replicas share the states, gradients are summed over all of them.
+        self._is_partial = self._is_sharded and candidate.dp_replicate > 1
         self._elements = self._count(candidate.tp)
         self._replicas = self._find_replicas()
         self._arrived: dict[int, int] = {}
@@ -104,9 +106,9 @@ class CopiedParameters(DataParallel):
             for unit in units:
                 self._reduce(unit, [], beside=False)
         self._wait_for_reductions()
-        shares = [ranks if self._is_sharded else 1 for ranks, _ in self._replicas]
+        owners = self._owners()
         elements = sum(
-            -(-counts[kind] // shares[kind])
+            -(-counts[kind] // owners[kind])
             for counts in self._elements.values()
             for kind in (DENSE, EXPERT)
         )
@@ -116,12 +118,21 @@ class CopiedParameters(DataParallel):
                 self._exchange_unit(
                     "all_gather", self._problem.training.compute_bytes, unit, [], beside=False
                 )
-        lingering = round(self._trainer.zero_rank_ns * (shares[DENSE] - 1))
+        lingering = round(self._trainer.zero_rank_ns * (owners[DENSE] - 1))
         if lingering and self._start == 0:
-            self._streams.run("dp_comm", "each rank's part", lingering)
+            task = self._streams.run("dp_comm", "each rank's part", lingering)
+            self._streams.parts[task] = ({"zero": float(lingering)}, 0)
+
+    def _owners(self) -> tuple[int, int]:
+        """Ranks that share the optimizer's states of dense parameters, and of experts."""
+        if not self._is_sharded:
+            return 1, 1
+        dense = self._candidate.shard_ranks
+        return dense, min(dense, self._replicas[EXPERT][0])
 
     def _reduce(self, unit: int, needs: Sequence[int], *, beside: bool) -> None:
-        op = "reduce_scatter" if self._is_sharded else "all_reduce"
+        whole = not self._is_sharded or self._is_partial
+        op = "all_reduce" if whole else "reduce_scatter"
         self._exchange_unit(op, self._trainer.gradient_bytes, unit, needs, beside=beside)
 
     def _exchange_unit(
@@ -130,7 +141,10 @@ class CopiedParameters(DataParallel):
         """A collective over all replicas of what the unit holds; the last task, -1 if none."""
         task = -1
         streams = self._streams
-        for (ranks, nodes), elements in zip(self._replicas, self._elements[unit], strict=True):
+        groups = self._replicas
+        if op == "all_gather" and self._is_partial:
+            groups = tuple((n, self._shard_nodes) for n in self._owners())  # type: ignore[assignment]
+        for (ranks, nodes), elements in zip(groups, self._elements[unit], strict=True):
             if ranks == 1 or not elements:
                 continue
             cost = self._problem.collective(

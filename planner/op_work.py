@@ -23,8 +23,14 @@ FREE = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"
 WRITES_ONLY = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_")
 """In-place operators that do not read the tensor they overwrite."""
 
-TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag")
+TAKES_ROWS = (
+    *("embedding", "index_select", "gather", "index", "_embedding_bag"),
+    *("nll_loss_forward", "nll_loss2d_forward"),
+)
 """Operators that read of their first operand only the rows they take."""
+
+READS_NOT = {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
+"""Operators that take a tensor, at this place, only for its shape."""
 
 
 class Work(NamedTuple):
@@ -91,6 +97,9 @@ def _traffic(
         return 0, 0
     if name in WRITES_ONLY:
         return _sum_bytes(inputs[1:]), _sum_bytes(outputs)
+    if name in READS_NOT:
+        shape_only = num_bytes(args[READS_NOT[name]])
+        return _sum_bytes(inputs) - shape_only, _sum_bytes(outputs)
     if name in TAKES_ROWS:
         return _sum_bytes(inputs[1:]) + _sum_bytes(outputs[:1]), _sum_bytes(outputs)
     return _sum_bytes(inputs), _sum_bytes(outputs)

@@ -11,7 +11,7 @@ limit of large exponents). Both are counted for a whole unit: launches run ahead
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from claw_plan.planner.graph import Exchange, Op, UnitCost
@@ -63,6 +63,61 @@ class PassTime:
     def total_ns(self) -> int:
         """Both, one after the other."""
         return self.compute_ns + self.exchange_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Passes one after the other as the stream sees them: kernels, then exchanges.
+
+    `source` is what most of the kernels' time rests on. `exchange` joins the collectives as one
+    that lasts as long alone, None without any.
+    """
+
+    compute_ns: int
+    source: str
+    parts_ns: Mapping[str, float]
+    exchange: CollectiveCost | None
+    exchange_parts_ns: Mapping[str, float]
+
+
+def stretch_of(passes: Sequence[PassTime]) -> Stretch:
+    """The passes together."""
+    sources: dict[str, float] = {}
+    parts: dict[str, float] = {}
+    exchanges: dict[str, float] = {}
+    costs: list[CollectiveCost] = []
+    for one in passes:
+        _add(sources, one.source_ns)
+        _add(parts, one.parts_ns)
+        own = [cost for _, cost in one.steps if cost is not None]
+        for axis, cost in zip(one.axes, own, strict=False):
+            _add(exchanges, {axis: cost.alone_ns})
+        costs += own
+    return Stretch(
+        compute_ns=sum(one.compute_ns for one in passes),
+        source=max(sources, key=sources.__getitem__, default=""),
+        parts_ns=parts,
+        exchange=merge(costs) if costs else None,
+        exchange_parts_ns=exchanges,
+    )
+
+
+def _add(total: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, ns in more.items():
+        total[name] = total.get(name, 0.0) + ns
+
+
+def merge(costs: Sequence[CollectiveCost]) -> CollectiveCost:
+    """Collectives one after the other as one that lasts as long alone, on their common link."""
+    sizes = sum(cost.bytes for cost in costs)
+    seconds = sum(cost.bytes / cost.rate_cap_bytes_per_s for cost in costs if cost.bytes)
+    return CollectiveCost(
+        latency_ns=sum(cost.latency_ns for cost in costs),
+        bytes=sizes,
+        rate_cap_bytes_per_s=sizes / seconds if sizes else 1.0,
+        link=costs[0].link,
+        source=costs[0].source,
+    )
 
 
 class PassTimer:
@@ -136,12 +191,21 @@ def items_of(cost: UnitCost, kind: str, trainer: Trainer) -> Iterator[tuple[Op |
 
 
 def kernel_part(work: OpWork) -> str:
-    """What a kernel counts as: 'gemm:bfloat16', 'attention', 'memory', …"""
-    return f"gemm:{work.dtype}" if work.kind == "gemm" else work.kind
+    """What a kernel counts as: 'gemm:bfloat16', 'grouped:bfloat16', 'attention', 'memory', …"""
+    if work.kind != "gemm":
+        return work.kind
+    return f"{'grouped' if 'grouped' in work.target else 'gemm'}:{work.dtype}"
 
 
 def kernel_scale(trainer: Trainer, part: str) -> float:
     """The trainer's factor on a kernel of that part."""
     if part == "memory":
         return trainer.memory_scale
-    return trainer.attention_scale if part == "attention" else 1.0
+    if part == "attention":
+        return trainer.attention_scale
+    return trainer.grouped_scale if part.startswith("grouped") else 1.0
+
+
+def exchange_scale(trainer: Trainer, axis: str) -> float:
+    """The trainer's factor on a collective of that axis."""
+    return trainer.tp_scale * {"cp": trainer.cp_scale, "ep": trainer.ep_scale}.get(axis, 1.0)

@@ -75,11 +75,14 @@ def _nodes(num_devices: int, size: int, stride: int, devices_per_node: int) -> i
 
 
 def crosses_node(candidate: Candidate, stage: int, devices_per_node: int) -> bool:
-    """Whether some rank of the stage sends to its peer of the next stage over the network."""
+    """Whether some rank of the stage sends to its peer of the next stage over the network.
+
+    The last stage's next is the first, as under an interleaved schedule.
+    """
     stride = stride_of(candidate, "pp")
-    start = stage * stride
+    start, ranks = stage * stride, candidate.pp * stride
     return any(
-        rank // devices_per_node != (rank + stride) // devices_per_node
+        rank // devices_per_node != (rank + stride) % ranks // devices_per_node
         for rank in range(start, start + stride)
     )
 

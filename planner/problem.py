@@ -15,6 +15,7 @@ from claw_plan.planner.pass_time import (
     Groups,
     PassTime,
     PassTimer,
+    exchange_scale,
     items_of,
     kernel_part,
     kernel_scale,
@@ -150,7 +151,8 @@ class Problem:
             else:
                 size, nodes = groups[item.axis]
                 found = self.collective(item.op, item.bytes.at(batch, tp), size, nodes)
-                timer.exchange(scaled(found, share * trainer.tp_scale), item.axis)
+                factor = share * exchange_scale(trainer, item.axis)
+                timer.exchange(scaled(found, factor), item.axis)
         return timer.time()
 
     def collective(
@@ -170,6 +172,10 @@ class Problem:
             factor = self.trainer.dp_scale if by_data else 1.0
             known = self._collectives[key] = scaled(self.cost.collective(work), factor)
         return known
+
+    def step_overhead_ns(self) -> int:
+        """What a step costs beside its kernels and traffic."""
+        return max(self.cost.step_overhead_ns(), round(self.trainer.step_ns))
 
     def memory_op_ns(self, size_bytes: int) -> int:
         """Time of a kernel that only moves bytes, such as a copy or a cast."""

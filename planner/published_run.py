@@ -75,7 +75,8 @@ def _candidate(plan: PublishedPlan) -> Candidate:
         ep=plan.ep,
         etp=plan.etp,
         zero=ZERO[plan.sharding],
-        reshard_after_forward=plan.reshard and plan.sharding == "zero3",
+        # Under a pipeline the next microbatch takes the gathered parameters at once.
+        reshard_after_forward=plan.reshard and plan.sharding == "zero3" and plan.pp == 1,
         sequence_parallel=plan.sequence_parallel and plan.tp > 1,
         schedule=INTERLEAVED if plan.vpp > 1 else "1F1B",
         stages_per_rank=plan.vpp,

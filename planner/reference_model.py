@@ -20,6 +20,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from claw_plan.planner.attention_op import grouped_product
 from claw_plan.planner.tp_autograd import (
     StandIn,
     enter,
@@ -252,8 +253,8 @@ class Experts(nn.Module):
             sent = gather_sequence(sent.unsqueeze(0), self.ranks["tp"], "").squeeze(0)
         rows = len(sent) // self.local
         groups = sent[: rows * self.local].view(self.local, rows, hidden)
-        made = torch.bmm(groups, self.up)
-        made = torch.bmm(F.glu(made) if self.gated else F.gelu(made), self.down)
+        made = grouped_product(groups, self.up)
+        made = grouped_product(F.glu(made) if self.gated else F.gelu(made), self.down)
         made = made.flatten(0, 1)
         if rows * self.local < len(sent):
             made = F.pad(made, (0, 0, 0, len(sent) - rows * self.local))

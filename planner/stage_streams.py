@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.pass_time import PassTime
+from claw_plan.planner.pass_time import Stretch
 from claw_plan.planner.problem import Problem
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.profiles.units import NS_PER_S
 from claw_plan.simulator.task_graph import TaskGraphBuilder
 
-OVERLAP = "overlap"
-"""The part of a pass that is lost to traffic beside it."""
+Parts = tuple[Mapping[str, float], int]
+"""What a task's time consists of, and what of it is lost to traffic beside it, in ns."""
 
 
 @dataclass
@@ -26,7 +26,8 @@ class StageStreams:
     """Adds tasks of one stage. `last_task` is the newest on its compute stream, -1 at first.
 
     `next_alloc_bytes` and `next_free_bytes` are memory that the next kernels take and give back.
-    `parts[task]` says what a task's time consists of, in ns; `overlap_loss` is the trainer's.
+    `parts[task]` says what a task's time consists of, and what of it is lost to traffic beside
+    it, in ns; `overlap_loss` is the trainer's.
     """
 
     builder: TaskGraphBuilder
@@ -39,7 +40,7 @@ class StageStreams:
     ranks_on_host: int
     overlaps: bool
     overlap_loss: float = 0.0
-    parts: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    parts: dict[int, Parts] = field(default_factory=dict)
     last_task: int = -1
     next_alloc_bytes: int = 0
     next_free_bytes: int = 0
@@ -89,22 +90,15 @@ class StageStreams:
         """A message to another stage, after the newest computation."""
         return self._flow(self.sends, "pp_comm", name, cost, [self.last_task], 0)
 
-    def run_pass(self, kind: str, name: str, passes: Sequence[PassTime]) -> None:
+    def run_pass(self, kind: str, name: str, stretch: Stretch) -> None:
         """The kernels of some units as one task, their exchanges as another."""
-        compute_ns = sum(one.compute_ns for one in passes)
-        if compute_ns:
-            sources: dict[str, int] = {}
-            for one in passes:
-                for source, ns in one.source_ns.items():
-                    sources[source] = sources.get(source, 0) + ns
-            lost_ns = self._lost_beside(compute_ns)
-            source = max(sources, key=sources.__getitem__, default="")
-            task = self.run(kind, name, compute_ns + lost_ns, source)
-            self.parts[task] = add_parts(passes) | {OVERLAP: float(lost_ns)}
-        costs = [cost for one in passes for _, cost in one.steps if cost is not None]
-        if costs:
-            task = self.exchange("tp_comm", name, merge(costs))
-            self.parts[task] = _exchange_parts(passes)
+        if stretch.compute_ns:
+            lost_ns = self._lost_beside(stretch.compute_ns)
+            task = self.run(kind, name, stretch.compute_ns + lost_ns, stretch.source)
+            self.parts[task] = (stretch.parts_ns, lost_ns)
+        if stretch.exchange is not None:
+            task = self.exchange("tp_comm", name, stretch.exchange)
+            self.parts[task] = (stretch.exchange_parts_ns, 0)
 
     def _lost_beside(self, compute_ns: int) -> int:
         """What computation loses to traffic that runs beside it, and the traffic to it."""
@@ -133,38 +127,6 @@ class StageStreams:
         )
 
 
-def add_parts(passes: Sequence[PassTime]) -> dict[str, float]:
-    """What the kernels of some passes consist of."""
-    total: dict[str, float] = {}
-    for one in passes:
-        for name, ns in one.parts_ns.items():
-            total[name] = total.get(name, 0.0) + ns
-    return total
-
-
-def _exchange_parts(passes: Sequence[PassTime]) -> dict[str, float]:
-    """Their exchanges by axis."""
-    total: dict[str, float] = {}
-    for one in passes:
-        costs = (cost for _, cost in one.steps if cost is not None)
-        for axis, cost in zip(one.axes, costs, strict=False):
-            total[axis] = total.get(axis, 0.0) + cost.alone_ns
-    return total
-
-
-def merge(costs: Sequence[CollectiveCost]) -> CollectiveCost:
-    """Collectives one after the other as one that lasts as long alone, on their common link."""
-    sizes = sum(cost.bytes for cost in costs)
-    seconds = sum(cost.bytes / cost.rate_cap_bytes_per_s for cost in costs if cost.bytes)
-    return CollectiveCost(
-        latency_ns=sum(cost.latency_ns for cost in costs),
-        bytes=sizes,
-        rate_cap_bytes_per_s=sizes / seconds if sizes else 1.0,
-        link=costs[0].link,
-        source=costs[0].source,
-    )
-
-
 def add_stage_streams(
     builder: TaskGraphBuilder, problem: Problem, candidate: Candidate
 ) -> list[StageStreams]:
@@ -177,7 +139,7 @@ def add_stage_streams(
     if node.cores and min(candidate.num_devices, node.device_count) > node.cores:
         cores = builder.link("cores", float(node.cores * NS_PER_S))
     stages = []
-    parts: dict[int, Mapping[str, float]] = {}
+    parts: dict[int, Parts] = {}
     for stage in range(candidate.pp):
         name = f"stage {stage}"
         stages.append(

@@ -21,6 +21,9 @@ from claw_plan.simulator.engine import finish_times_ns
 SLACK_NS = 1_000
 """Periods are equal when they differ by rounding: a few ns for each task on the way."""
 
+OVERLAP = "overlap"
+"""The part of a step that computation loses to traffic beside it."""
+
 PART_OF_KIND = {"dp_comm": "dp", "pp_comm": "pp", "tp_comm": "tp"}
 """What a task on the critical path counts as where nothing else is said of it."""
 
@@ -37,10 +40,14 @@ def step_time(problem: Problem, shards: ShardSizes, candidate: Candidate, cuts: 
     """Simulates the step, or enough of it to know the rest."""
     count = candidate.num_microbatches(problem.training.global_batch)
     period = _period(candidate, count)
-    warm_up = 2 * candidate.pp if candidate.pp > 1 else 2
+    warm_up = max(2, candidate.pp)
+    known: dict[int, StepTime] = {}
 
     def of(microbatches: int) -> StepTime:
-        return simulated(lower(problem, shards, candidate, cuts, (), microbatches))
+        if microbatches not in known:
+            lowered = lower(problem, shards, candidate, cuts, (), microbatches)
+            known[microbatches] = simulated(lowered)
+        return known[microbatches]
 
     while True:
         first = count % period + -(-warm_up // period) * period
@@ -76,13 +83,13 @@ def simulated(lowered: Lowered) -> StepTime:
     parts: dict[str, float] = {}
     for task in critical_path(graph, start, finish):
         duration = float(finish[task] - start[task])
-        own = lowered.parts.get(task)
-        whole = sum(own.values()) if own else 0.0
-        if not own or not whole:
+        own, lost = lowered.parts.get(task, ({}, 0))
+        whole = sum(own.values()) + lost
+        if not whole:
             kind = graph.kind[task]
             name = PART_OF_KIND.get(kind, kind)
             parts[name] = parts.get(name, 0.0) + duration
             continue
-        for name, ns in own.items():
+        for name, ns in (*own.items(), (OVERLAP, lost)):
             parts[name] = parts.get(name, 0.0) + ns * duration / whole
     return StepTime(ns=float(finish.max(initial=0)), parts_ns=parts)

@@ -46,7 +46,7 @@ def plan_of(
     dtype, linear_dtype, scaling = precision_of(plan.text("precision", "bf16"))
     return PublishedPlan(
         **degrees,
-        etp=_etp(plan, degrees, sizes),
+        etp=_etp(plan, sizes),
         vpp=vpp,
         micro_batch=micro_batch,
         global_batch=global_batch,
@@ -95,13 +95,9 @@ def _vpp(plan: Fields, layers: int, pp: int, trainer: str, assumed: Assumptions)
     return vpp
 
 
-def _etp(plan: Fields, degrees: dict[str, int], sizes: Dimensions) -> int:
-    """Tensor parallelism inside experts: that of the rest, unless the ranks do not suffice."""
-    if "etp" in plan:
-        return plan.whole("etp")
-    if sizes.moe is None or (degrees["dp"] * degrees["cp"]) % degrees["ep"]:
-        return 1
-    return degrees["tp"]
+def _etp(plan: Fields, sizes: Dimensions) -> int:
+    """Tensor parallelism inside experts: as printed, else none, as recipes have it."""
+    return plan.whole("etp") if "etp" in plan and sizes.moe is not None else 1
 
 
 def _sharding(

@@ -21,6 +21,9 @@ CONSTANTS = (
 )
 """What can be fitted; of each trainer at most six are."""
 
+SHARED = ("cp_scale", "ep_scale", "grouped_scale", "step_ns")
+"""What is fitted once for all trainers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
@@ -32,6 +35,10 @@ class Trainer:
     the share of the shorter of two overlapping things (computation, traffic) that is lost.
     `host_ns` is what launching one kernel costs the host. `zero_rank_ns` is what each further
     rank of an optimizer-sharding group adds to a step.
+
+    The same for all trainers: `cp_scale` and `ep_scale` multiply `tp_scale` on their axes (what
+    of that traffic is exposed), `grouped_scale` the time of experts' products, and `step_ns` is
+    what a step costs beside kernels and traffic.
 
     `keeps_compute_copy`: parameters are stored in the compute precision with fp32 copies in the
     optimizer (Megatron), else in fp32 and cast by fully_shard. `gradient_bytes` of an element
@@ -50,6 +57,10 @@ class Trainer:
     overlap_loss: float = 0.0
     host_ns: float = 0.0
     zero_rank_ns: float = 0.0
+    cp_scale: float = 1.0
+    ep_scale: float = 1.0
+    grouped_scale: float = 1.0
+    step_ns: float = 0.0
     keeps_compute_copy: bool = False
     gradient_bytes: int = 4
     reduces_beside: bool = True

@@ -33,7 +33,8 @@ def trainers_of(document: Mapping[str, Any], where: str) -> Mapping[str, Trainer
         raise InputError(f"{where}: a file of trainers has the keys 'facts' and 'constants'")
     if DEFAULT not in facts or DEFAULT not in constants:
         raise InputError(f"{where}: {DEFAULT!r} is missing; others take what they lack from it")
-    default = _own(constants, DEFAULT)
+    shared = {key: float(value) for key, value in (document.get("shared") or {}).items()}
+    default = {**_own(constants, DEFAULT), **shared}
     found = {}
     for name in facts:
         own = _own(constants, name)

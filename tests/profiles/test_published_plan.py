@@ -131,10 +131,10 @@ def test_virtual_stages_divide_the_layers_of_a_rank() -> None:
     assert "virtual stages not printed: 2" in assumed
 
 
-def test_experts_are_whole_where_ranks_do_not_suffice() -> None:
-    assert read("megatron-core", moe=EXPERTS, dp=16, tp=2, ep=32)[0].etp == 1
-    assert read("megatron-core", moe=EXPERTS, dp=16, tp=2, ep=8)[0].etp == 2
-    assert read("megatron-core", moe=EXPERTS, dp=16, tp=2, ep=8, etp=1)[0].etp == 1
+def test_experts_are_whole_unless_the_source_divides_them() -> None:
+    assert read("megatron-core", moe=EXPERTS, dp=16, tp=2, ep=8)[0].etp == 1
+    assert read("megatron-core", moe=EXPERTS, dp=16, tp=2, ep=8, etp=2)[0].etp == 2
+
 
 
 def test_embedding_and_head_count_as_layers_where_that_divides() -> None:
