@@ -37,7 +37,8 @@ class AttentionShape:
     """Constants of one generation of devices and their kernels.
 
     `forward` and `backward` are the rates of the phases relative to RA, `forward_tail` and
-    `backward_tail` the t of the formula, `exponentials` its e. `flops_per_s` is the table's RA.
+    `backward_tail` the t of the formula, `exponentials` its e. `flops_per_s` is the table's RA,
+    the floors what its host takes for a call, which kernels in a row do not show.
     """
 
     table: str
@@ -47,6 +48,8 @@ class AttentionShape:
     forward_tail: float
     backward_tail: float
     exponentials: float
+    forward_floor_s: float = 0.0
+    backward_floor_s: float = 0.0
     spread: float = 0.0
     source: str = ""
 

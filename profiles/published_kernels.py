@@ -141,6 +141,7 @@ def _product(fields: Fields) -> OpWork:
         flops=2 * batch * m * n * k,
         bytes=round(moved),
         phase="forward" if layout == "TN" else "backward",
+        target=fields.text("dtype", ""),
     )
 
 
@@ -189,6 +190,7 @@ def _grouped(fields: Fields) -> OpWork:
         flops=2 * groups * m * n * k,
         bytes=round(moved),
         phase="forward" if stage == "fwd" else "backward",
+        target="grouped_mm",
     )
 
 

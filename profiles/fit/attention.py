@@ -98,6 +98,7 @@ def _fitted(
         float(f"{whole:.4g}"),
         {phase: float(f"{rate / whole:.4g}") for phase, rate in rates.items()},
         {phase: float(f"{tail:.4g}") for phase, tail in tails.items()},
+        {phase: float(f"{floor:.4g}") for phase, floor in floors.items()},
         source,
     )
 
@@ -118,7 +119,7 @@ def _phase(
     def predicted(values: Array) -> Array:
         rate, tail, floor = (float(value) for value in np.exp(values))
         one = {"forward": 1.0, "backward": 1.0}
-        shape = _shape(generation, rate, one, dict.fromkeys(one, tail), "")
+        shape = _shape(generation, rate, one, dict.fromkeys(one, tail), one, "")
         kernels = np.array([_seconds(shape, row, processors) for row in rows])
         return np.asarray(np.log(_floored(kernels, floor)) - logs)
 
@@ -134,6 +135,7 @@ def _shape(
     rate: float,
     shares: Mapping[str, float],
     tails: Mapping[str, float],
+    floors: Mapping[str, float],
     source: str,
 ) -> AttentionShape:
     return AttentionShape(
@@ -144,6 +146,8 @@ def _shape(
         forward_tail=tails["forward"],
         backward_tail=tails["backward"],
         exponentials=EXPONENTIALS[generation],
+        forward_floor_s=floors["forward"],
+        backward_floor_s=floors["backward"],
         source=source,
     )
 
