@@ -45,7 +45,10 @@ def _entries(source: Source) -> list[tuple[int, list[str]]]:
     found = []
     for number, line in enumerate(source.lines, start=1):
         text = re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).strip()
-        if text:
+        names = text.split(",")
+        if len(names) > 1 and not any(" " in name or "=" in name or not name for name in names):
+            found += [(number, [name]) for name in names]  # Horovod's  -H node1:8,node2:8
+        elif text:
             found.append((number, text.split()))
     return found
 

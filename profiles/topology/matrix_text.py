@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.topology.reading import MAX_GPUS
 from claw_plan.profiles.topology.source import Source
 
@@ -21,6 +22,11 @@ P2P_CELL = re.compile(r"(?:OK|CNS|GNS|TNS|NS|DR|NWE)\Z")
 _GPU_END = re.compile(r"(?:^|.*[^A-Za-z0-9_])(GPU\d{1,5})\Z", re.IGNORECASE)
 _WRONG_GPU = re.compile(r"GP?\d{1,5}\Z")
 _SPACED_GPU = re.compile(r"\bGPU (\d{1,4})(?=\s|\Z)")
+_LISTED_CELL = re.compile(
+    r"[,;]\s*(?:GPU\d|(?:X|SYS|NODE|PHB|PXB|PIX|NV\d+)\s*[,;])", re.IGNORECASE
+)
+"""Cells of a table that was exported with commas; lists of CPUs have digits there."""
+
 _HEADER_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.:@-]{0,63}\Z")
 _AFFINITY = re.compile(r"(?:CPU|NUMA|GPU)\s*(?:NUMA\s*)?(?:Affinity|ID|Aff\w*)", re.IGNORECASE)
 _AFFINITY_WORDS = {"cpu", "numa", "affinity", "gpu", "id", "n/a", "aff"}
@@ -29,6 +35,7 @@ _NIC_LEGEND = re.compile(r"\W*(NIC\d{1,4})\s*:\s*([A-Za-z][\w.:-]{0,63})\s*\Z")
 _CAPPED = re.compile(r"(\d{1,5}) NICs found in the topology, only displaying (\d{1,5})")
 _COMMAND = re.compile(r"\btopo\s+(?:-i\s+\S+\s+)?(-m\b|-mp\b|--matrix\b|--matrix_pci\b|-p2p\b)")
 _MAX_NICS = 4096
+MAX_MATRICES = 256
 
 
 @dataclass
@@ -74,7 +81,7 @@ def find_matrices(source: Source) -> tuple[list[Matrix], tuple[int, str] | None]
     """All matrices, and the line and label of a row that is labelled wrongly (None: none)."""
     state = _State()
     for number, raw in enumerate(source.lines, start=1):
-        line = _SPACED_GPU.sub(r"GPU\1", raw.replace("|", " ").replace('"', " "))
+        line = _plain(raw)
         words = line.split()
         if not words or len(words) > _MAX_NICS:
             continue
@@ -85,9 +92,23 @@ def find_matrices(source: Source) -> tuple[list[Matrix], tuple[int, str] | None]
             _add_row(state, row, number)
         elif (columns := _header(line)) is not None:
             state.found.append(_new_matrix(state, number, columns))
-        elif state.open is not None:
+        elif state.open is not None and state.open.rows:
             _continue_row(state.open, words)
+        elif state.open is not None:
+            _continue_header(state.open, line, number)
+        if len(state.found) > MAX_MATRICES:
+            raise InputError(
+                f"{source.where(number)}: more than {MAX_MATRICES} matrices; give one machine's"
+            )
     return [matrix for matrix in state.found if matrix.rows], state.wrong
+
+
+def _plain(line: str) -> str:
+    """The line with blanks between its cells, whatever stood there."""
+    line = line.replace("|", " ").replace('"', " ")
+    if _LISTED_CELL.search(line):
+        line = line.replace(",", " ").replace(";", " ")
+    return _SPACED_GPU.sub(r"GPU\1", line)
 
 
 def _note(state: _State, line: str) -> bool:
@@ -184,10 +205,12 @@ def _kind(word: str) -> str:
 
 def _header(line: str) -> list[str] | None:
     """The columns that a line names, None when it is no header; fused names are taken apart."""
-    start = re.search(r"(?<![A-Za-z0-9_])GPU\d", line)
+    start = re.search(r"(?<![A-Za-z0-9_])GPU\d", line, re.IGNORECASE)
     if start is None:
         return None
     text = _AFFINITY.sub(" ", line[start.start() :])
+    text = re.sub(r"\bGPU(?=\d)", "GPU", text, flags=re.IGNORECASE)
+    text = re.sub(r"\bNIC(?=\d)", "NIC", text, flags=re.IGNORECASE)
     text = re.sub(r"(GPU\d{1,5}|NIC\d{1,4})(?=[A-Za-z])", r"\1 ", text)
     text = re.sub(r"(\d)(?=mlx\d)", r"\1 ", text)
     words = [word for word in text.split() if word.lower() not in _AFFINITY_WORDS]
@@ -195,11 +218,32 @@ def _header(line: str) -> list[str] | None:
     others = words[len(gpus) :]
     if not gpus or words[: len(gpus)] != gpus or len(gpus) > MAX_GPUS:
         return None
-    if not all(_HEADER_WORD.match(word) and re.search(r"\d", word) for word in others[:-1]):
+    return None if (named := _nic_columns(others)) is None else gpus + named
+
+
+def _nic_columns(words: list[str]) -> list[str] | None:
+    """Names of NICs, without a last one that was cut; None if one is no name of a NIC."""
+    if not all(_HEADER_WORD.match(word) and re.search(r"\d", word) for word in words[:-1]):
         return None
-    if others and not re.search(r"\d", others[-1]):  # the last column's name was cut
-        others = others[:-1]
-    return gpus + others
+    if words and not re.search(r"\d", words[-1]):
+        starts = ("NIC", "GPU", "CPU", "NUMA", "Affinity", "mlx5_", *words[:-1])
+        if any(name.startswith(words[-1]) for name in starts) or len(words) > 2:
+            return words[:-1]
+    return words if all(_HEADER_WORD.match(word) for word in words) else None
+
+
+def _continue_header(matrix: Matrix, line: str, number: int) -> None:
+    """A header that the terminal folded: names of NICs alone on the line below it."""
+    if number != matrix.line + 1 or not matrix.columns:
+        return
+    words = [
+        word for word in _AFFINITY.sub(" ", line).split() if word.lower() not in _AFFINITY_WORDS
+    ]
+    if all(
+        re.fullmatch(r"(?:NIC|mlx|GPU|ib|roce|bnxt|rdma|hfi|efa|irdma)\w*\d\w*", w) for w in words
+    ):
+        matrix.columns += words
+        matrix.line = number
 
 
 def _continue_row(matrix: Matrix, words: list[str]) -> None:

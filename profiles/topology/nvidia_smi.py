@@ -8,7 +8,7 @@ row can confirm them; its NIC cells stay unknown, for nothing confirms their col
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.topology.matrix_text import Matrix, Row, find_matrices
@@ -59,13 +59,22 @@ def read(source: Source) -> list[Reading]:
             f"{source.where(line)}: not a `topo -m` matrix: cells such as OK and CNS come from "
             "`nvidia-smi topo -p2p`; run `nvidia-smi topo -m`"
         )
-    readings = [_MatrixReader(source, matrix).reading() for matrix in usable]
+    listed = _listed_types(source)
+    readings = [_MatrixReader(source, matrix, listed).reading() for matrix in usable]
     ignored = [matrix for matrix in matrices if matrix.p2p_line]
     merged = _one_machine(readings)
     if ignored:
         note = f"{source.where(ignored[0].line)}: a `topo -p2p` matrix, left out"
         merged[0] = _with(merged[0], warnings=[note])
     return merged
+
+
+def _listed_types(source: Source) -> dict[int, str]:
+    found = {}
+    for line in source.lines:
+        if match := _LISTED.search(line):
+            found[int(match[1])] = match[2].strip()
+    return found
 
 
 def _with(reading: Reading, *, warnings: Sequence[str]) -> Reading:
@@ -105,8 +114,9 @@ def _covers(whole: Reading, part: Reading) -> bool:
 class _MatrixReader:
     """Makes the Reading of one matrix."""
 
-    def __init__(self, source: Source, matrix: Matrix) -> None:
+    def __init__(self, source: Source, matrix: Matrix, listed: Mapping[int, str]) -> None:
         self._source = source
+        self._listed = listed
         self._matrix = matrix
         self._unknown: list[str] = []
         self._warnings: list[str] = []
@@ -119,6 +129,11 @@ class _MatrixReader:
         kinds, unsure = self._pairs()
         nics = self._nics()
         self._check_rows()
+        if unsure and not kinds:
+            raise InputError(
+                f"{self._where(self._matrix.line)}: no row of the matrix can be read; were its "
+                "tabs lost? paste the output of `nvidia-smi topo -m` unchanged"
+            )
         nvlink = self._nvlink(kinds, nics)
         types = self._types()
         if not types:
@@ -162,7 +177,7 @@ class _MatrixReader:
         if columns:
             self._warnings.append(
                 f"{self._where(self._matrix.line)}: the header names {len(columns)} columns, but "
-                f"the rows have {widest} cells: columns are counted from the rows"
+                f"there are {len(rows)} rows of up to {widest} cells: columns are counted there"
             )
         return self._counted_columns(widest)
 
@@ -304,7 +319,8 @@ class _MatrixReader:
         if any(is_nvlink(kind) for kind in kinds.values()):
             return "present"
         legend = self._matrix.legend
-        if len(self._gpus) > 1 and legend >= {"NV#"} and not self._matrix.pci_only:
+        whole = len(kinds) == len(all_pairs(len(self._gpus)))
+        if len(self._gpus) > 1 and whole and legend >= {"NV#"} and not self._matrix.pci_only:
             return "absent"
         text = "NVLink: no cell shows it, but a `topo -mp` would not; run `topo -m` to be sure"
         if self._matrix.pci_only or legend >= _FULL_LEGEND - {"SYS"}:
@@ -322,12 +338,8 @@ class _MatrixReader:
         return len(set(near)) > max(2, len(self._gpus) // 2)
 
     def _types(self) -> tuple[str, ...]:
-        listed = {}
-        for line in self._source.lines:
-            if match := _LISTED.search(line):
-                listed[int(match[1])] = match[2].strip()
-        if set(listed) == set(range(len(self._gpus))):
-            return tuple(listed[index] for index in range(len(self._gpus)))
+        if set(self._listed) == set(range(len(self._gpus))):
+            return tuple(self._listed[index] for index in range(len(self._gpus)))
         return ()
 
     def _nic_warnings(self, nics: dict[str, Nic]) -> None:

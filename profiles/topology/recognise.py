@@ -128,6 +128,10 @@ _OTHERS = (
         r"\"(?:traceEvents|deviceProperties|distributedInfo)\"\s*:",
         "a trace of the PyTorch profiler; see `claw-plan replay`",
     ),
+    (
+        r"NVIDIA-SMI has failed|No devices were found|(?:nvidia|rocm)-smi: (?:command )?not found",
+        "the tool's own error, no topology; run it where the driver sees the GPUs",
+    ),
     (r"^\s*<!DOCTYPE html|^\s*<html", "a web page; save the text, not the page"),
 )
 

@@ -28,6 +28,9 @@ _TITLE = re.compile(
     re.IGNORECASE,
 )
 _GPU = re.compile(r"(?:.*\W)?GPU\[?(\d{1,4})\]?:?\Z")
+_BDF = re.compile(r"\b[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]\b")
+"""amd-smi labels its tables by the GPUs' PCI addresses."""
+
 _TYPE_CELL = re.compile(r"(XGMI|PCIE|UNKNOWN|IOLINK|N/A)\Z", re.IGNORECASE)
 _PHRASE = re.compile(
     r"\(Topology\) Link type between DRM devices (\d{1,4}) and (\d{1,4})\W+([A-Za-z]+)"
@@ -36,7 +39,8 @@ _NAME = re.compile(
     r"GPU\[(\d{1,4})\]\s*:\s*(?:Card (?:series|SKU|model)|Device Name):\s*(.{1,60})", re.IGNORECASE
 )
 _MARK = re.compile(
-    r"ROCm? ?(?:System Management Interface|SMI)|Link Type between two GPUs|\(Topology\)"
+    r"ROCm? ?(?:System Management Interface|SMI)|Link Type between two GPUs|LINK TYPE TABLE"
+    r"|\(Topology\)"
 )
 
 Cells = dict[Pair, str]
@@ -109,11 +113,13 @@ def _links(source: Source, gpus: set[int]) -> Iterator[tuple[int, int, int, str]
         return
     columns: list[int] = []
     in_types = False
-    for number, line in enumerate(source.lines, start=1):
+    numbered: dict[str, str] = {}
+    for number, raw in enumerate(source.lines, start=1):
+        line = _BDF.sub(lambda m: numbered.setdefault(m[0].lower(), f"GPU{len(numbered)}"), raw)
         words = line.replace("|", " ").split()
         if phrase := _PHRASE.search(line):
             yield number, int(phrase[1]), int(phrase[2]), phrase[3].upper()
-        elif "=" in line and (title := _TITLE.search(line.replace("=", ""))):
+        elif ("=" in line or "TABLE" in line) and (title := _TITLE.search(line.replace("=", ""))):
             in_types = title[1].lower() == "link type"
             columns = []
         elif named := _header(words):
@@ -142,7 +148,7 @@ def _row_links(
         return
     if len(cells) != len(columns) and own in columns:
         before = cells[: columns.index(own) + 1]
-        if not before or before[-1] not in ("0", "X"):
+        if not before or before[-1] not in ("0", "X", "SELF"):
             return  # shifted: a cell is missing before the diagonal
     for other, cell in zip(columns, cells, strict=False):
         if _TYPE_CELL.match(cell):

@@ -19,6 +19,9 @@ _GRES = re.compile(r"gpu(?:[:=]([A-Za-z][\w.-]{0,40}))?[:=](\d{1,4})")
 _LIST_LINE = re.compile(r"[A-Za-z0-9_][\w.,\[\]-]{0,20000}\Z")
 _PART = re.compile(r"[^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?\Z")
+_TITLES = {"NODELIST", "HOSTNAMES", "NODES", "PARTITION", "NodeList"}
+"""First words of the headings of sinfo and squeue."""
+
 _GPU_VARIABLES = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 
 
@@ -102,7 +105,8 @@ def read(source: Source) -> list[Reading]:
             if name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
         ]
         words = line.split("#", 1)[0].split(None, 1)
-        if not fields and "=" not in line and words and _LIST_LINE.match(words[0]):
+        plain = not fields and "=" not in line and bool(words) and words[0] not in _TITLES
+        if plain and _LIST_LINE.match(words[0]):
             named.append(words[0])
         for text in named:
             if text not in ("(null)", "None"):

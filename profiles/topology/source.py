@@ -39,7 +39,11 @@ _ANSI = re.compile(
     r"|(?<![\w\]])\[\d{1,3}(?:;\d{1,3}){0,4}m"  # colours whose ESC was lost in pasting
     r"|\[0?m"
 )
-_BLANKS = dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u202f\u3000\x0b\x0c"), " ")
+_ODD_BLANKS = "\u00a0\u2002\u2003\u2007\u2009\u202f\u3000\x0b\x0c"
+_FRAMES = "\u2502\u2503\u2551"
+"""Upright strokes, with which programs draw tables."""
+
+_BLANKS = dict.fromkeys(map(ord, _ODD_BLANKS + _FRAMES), " ")
 _NOTHING = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff\x00\x08"), "")
 _CLEAN = {**_BLANKS, **_NOTHING}
 
@@ -55,6 +59,8 @@ class Source:
     def lines(self) -> list[str]:
         """The text's lines without colours, line ends and odd blanks, at most MAX_LINE long."""
         text = self.text.replace("\r\n", "\n").replace("\r", "\n")
+        if "\\tGPU" in text:  # a program's string, as its log or a JSON file quotes it
+            text = text.replace("\\n", "\n").replace("\\t", "\t")
         return [clean_line(line) for line in text.split("\n")]
 
     def where(self, line: int) -> str:

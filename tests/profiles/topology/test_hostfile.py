@@ -43,6 +43,7 @@ def test_corpus_without_slots_asks_for_gpus() -> None:
         "node1 slots=4\nnode2 slots=4",
         "node1 slots = 4 # head\r\n\r\n# comment\r\nnode2\tslots=4 max_slots=8\r\n",
         "node1:4\nnode2:4\n",
+        "node1:4,node2:4\n",
         "me@node1 slots=4\nyou@node2 slots=4\n",
     ],
 )

@@ -29,6 +29,16 @@ MATRIX = (
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 
 
+def fold(text: str, width: int) -> str:
+    """As a terminal of that width shows it, and a mouse copies it."""
+    lines = [line.expandtabs(8) for line in text.split("\n")]
+    return "\n".join(
+        line[start : start + width]
+        for line in lines
+        for start in range(0, max(1, len(line)), width)
+    )
+
+
 def only(text: str) -> Reading:
     (reading,) = read(Source("topo.txt", text))
     return reading
@@ -89,6 +99,12 @@ def test_every_file_of_the_corpus_gives_its_right_reading(path: Path) -> None:
         lambda text: "The GPU0 of ours is slow, see:\n\n```\n" + text + "```\nAny idea?\n",
         lambda text: "\n".join("| " + " | ".join(x.split("\t")) + " |" for x in text.split("\n")),
         lambda text: text + "\n" + text,
+        lambda text: fold(text, 40),
+        lambda text: text.replace("\t", ","),
+        lambda text: text.lower(),
+        lambda text: repr(text),
+        lambda text: "\n".join("\u2502 " + x.replace("\t", " \u2502 ") for x in text.split("\n")),
+        lambda text: "\n".join([*text.split("\n")[:1], *text.split("\n")[6:0:-1]]),
         lambda text: text + "\n" + text.replace("NV4", "SYS").replace("NV#  = ", "SYS  = "),
         lambda text: text.replace(" ", "\u00a0"),
         lambda text: text.replace("\tPXB\tSYS\t0-15", "\tPXB\n\tSYS\t0-15"),
@@ -149,6 +165,16 @@ def test_labels_that_are_not_nvidias_are_refused_with_their_line() -> None:
     text = "     GP0   GP1   CPUAffinity\nGP0   X    SYS   0-3 .\nGP1  SYS    X    0-3 .\n"
     with pytest.raises(InputError, match=r"t:2: the row is labelled 'GP0'.*malformed table"):
         read(Source("t", text))
+
+
+def test_tabs_that_were_lost_leave_nothing_to_read() -> None:
+    with pytest.raises(InputError, match="no row of the matrix can be read; were its tabs lost"):
+        read(Source("t", MATRIX.replace("\t", "")))
+
+
+def test_endless_matrices_are_refused() -> None:
+    with pytest.raises(InputError, match="more than 256 matrices"):
+        read(Source("t", MATRIX * 300))
 
 
 def test_without_header_and_nvlinks_nics_cannot_be_told_apart() -> None:

@@ -78,6 +78,7 @@ def test_the_content_tells_the_reader(text: str, kind: str) -> None:
     [
         ("nodes:\n- type: dgx-h100\n", "a cluster file of claw-plan already"),
         ('{\n "traceEvents": []}', "t:2: a trace of the PyTorch profiler"),
+        ("NVIDIA-SMI has failed because", "t:1: the tool's own error"),
         ("hello world, this is prose", "t:1: 'hello world, this is prose' begins no file"),
         ("\n\nkey: value\n", "t:3: a file with the keys key"),
     ],

@@ -67,6 +67,16 @@ def test_every_form_gives_the_same_kinds(text: str) -> None:
     assert reading.warnings == ("XGMI joins only {GPU0, GPU1}; other pairs use PCIe",)
 
 
+def test_amd_smi_labels_by_pci_address() -> None:
+    text = (
+        "LINK TYPE TABLE:\n             0000:0c:00.0 0000:22:00.0\n"
+        "0000:0c:00.0 SELF         XGMI\n0000:22:00.0 XGMI         SELF\n"
+    )
+    assert recognise(Source("t", text))
+    (reading,) = read(Source("t", text))
+    assert (reading.gpu_count, dict(reading.pairs)) == (2, {"XGMI": ((0, 1),)})
+
+
 def test_a_table_cut_off_names_the_pairs_that_are_missing() -> None:
     (reading,) = read(Source("t", TABLE.split("GPU1   XGMI")[0]))
     assert reading.pairs_unknown == ((1, 2),)
