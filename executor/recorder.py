@@ -103,7 +103,9 @@ class StepRecorder(TorchDispatchMode):
             self._add(COMPUTE, kind, name, start, self.now_ns())
             self._open = None
 
-    def _add(self, stream: str, kind: str, name: str, start_ns: int, end_ns: int) -> None:
+    def _add(
+        self, stream: str, kind: str, name: str, start_ns: int, end_ns: int, **of_collective: Any
+    ) -> None:
         if end_ns > start_ns:
             self.spans.append(
                 Span(
@@ -113,6 +115,7 @@ class StepRecorder(TorchDispatchMode):
                     name=name,
                     start_ns=start_ns,
                     end_ns=end_ns,
+                    **of_collective,
                 )
             )
 
@@ -152,7 +155,15 @@ class StepRecorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         dist.Work.unbox(out[-1]).wait()
         end = self.now_ns()
-        self._add(COMMUNICATION, KIND_OF_AXIS[axis], found.op, start, end)
+        self._add(
+            COMMUNICATION,
+            KIND_OF_AXIS[axis],
+            found.op,
+            start,
+            end,
+            bytes=found.bytes,
+            group=tuple(dist.get_process_group_ranks(found.group)),
+        )
         if self._times_work:
             self.samples[found.work(self._nodes_of_axis[axis])].append(end - start)
         if interrupted is not None:

@@ -104,7 +104,8 @@ def read_result(folder: Path) -> RunResult:
 def read_timeline(folder: Path) -> Timeline:
     """The measured step."""
     values = json.loads((folder / TIMELINE).read_text())
-    return Timeline(origin=values["origin"], spans=tuple(Span(**span) for span in values["spans"]))
+    spans = (Span(**(span | {"group": tuple(span["group"])})) for span in values["spans"])
+    return Timeline(origin=values["origin"], spans=tuple(spans))
 
 
 def timeline_of(records: Sequence[RankRecord]) -> Timeline:

@@ -26,7 +26,10 @@ SPAN_KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One task on one stream of one rank. `cost_source` says what a simulated time rests on."""
+    """One task on one stream of one rank. `cost_source` says what a simulated time rests on.
+
+    A measured collective has the `bytes` of its full buffer and the ranks of its `group`.
+    """
 
     rank: int
     stream: str
@@ -35,6 +38,8 @@ class Span:
     start_ns: int
     end_ns: int
     cost_source: str = ""
+    bytes: int = 0
+    group: tuple[int, ...] = ()
 
     @property
     def duration_ns(self) -> int:

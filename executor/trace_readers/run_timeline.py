@@ -1,0 +1,215 @@
+"""A measured `Timeline`, as `claw-plan run` leaves it in runs/<id>/, becomes `RankTrace`s.
+
+Its spans tell the pass, not the kernels within, so computation is classed by pass. Beside it
+steps.jsonl tells how long the recorded step was on the clock of rank 0, what no span covers
+(the batch, the loop) included.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from claw_plan.executor.trace_readers.rank_trace import (
+    Collective,
+    RankTrace,
+    Step,
+    activities,
+)
+from claw_plan.profiles.errors import InputError
+from claw_plan.profiles.units import NS_PER_MS
+
+SPANS = "spans"
+WAIT = "wait for "
+ACTION = re.compile(r"(\d{1,6})([FB])(\d{1,9})\Z")
+"""How the executor names a stage's forward or backward of a microbatch, and waiting for it."""
+
+TIMELINE, STEPS, RESULT = "timeline.json", "steps.jsonl", "result.json"
+COMM_KINDS = ("tp_comm", "dp_comm", "pp_comm")
+MAX_SPANS = 20_000_000
+MAX_RANKS = 1 << 20
+LAST_NS = 1 << 61
+RECORDED = "timeline"
+"""What steps.jsonl calls the way in which the recorded step ran."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether the path is a folder that `claw-plan run` wrote."""
+    return path.is_dir() and (path / TIMELINE).is_file()
+
+
+def read_timeline_members(members: Iterable[tuple[str, Any]], source: str) -> list[RankTrace]:
+    """All ranks of the timeline, one step each. Raises InputError for what is no timeline."""
+    rows: dict[int, list[dict[str, Any]]] = {}
+    broken = 0
+    for count, (key, span) in enumerate(members):
+        if key != SPANS:
+            continue
+        if count > MAX_SPANS:
+            raise InputError(f"{source} has more than {MAX_SPANS:,} spans; record fewer steps")
+        if _is_span(span):
+            rows.setdefault(span["rank"], []).append(span)
+        else:
+            broken += 1
+    if not rows:
+        raise InputError(
+            f"{source} holds no recorded step; a run records one when it has 3 steps or more"
+        )
+    said = [f"{broken} spans are broken: left out"] if broken else []
+    world = max(rows) + 1
+    peers = _Peers(rows)
+    return [_rank_trace(rank, rows[rank], world, source, said, peers) for rank in sorted(rows)]
+
+
+class _Peers:
+    """Who sends to whom: the n-th rank of a stage to the n-th of the next, and back."""
+
+    def __init__(self, rows: dict[int, list[dict[str, Any]]]) -> None:
+        self._stage_of: dict[int, int] = {}
+        self._waited = {
+            span["name"].removeprefix(WAIT)
+            for spans in rows.values()
+            for span in spans
+            if span["name"].startswith(WAIT)
+        }
+        for rank, spans in sorted(rows.items()):
+            own = [found for span in spans if (found := ACTION.match(span["name"]))]
+            if own:
+                self._stage_of[rank] = int(own[0][1])
+        self._ranks: dict[int, list[int]] = {}
+        for rank, stage in self._stage_of.items():
+            self._ranks.setdefault(stage, []).append(rank)
+
+    def sender(self, rank: int, action: str) -> int | None:
+        """The rank whose result the action waits for."""
+        found = ACTION.match(action)
+        return self._at(rank, -1 if found[2] == "F" else 1) if found else None
+
+    def message(self, rank: int, action: str) -> tuple[str, int] | None:
+        """The action that waits for this one's result, and its rank."""
+        found = ACTION.match(action)
+        if found is None:
+            return None
+        step = 1 if found[2] == "F" else -1
+        name, peer = f"{int(found[1]) + step}{found[2]}{found[3]}", self._at(rank, step)
+        return (name, peer) if name in self._waited and peer is not None else None
+
+    def _at(self, rank: int, step: int) -> int | None:
+        stage = self._stage_of.get(rank)
+        if stage is None:
+            return None
+        place, there = self._ranks[stage].index(rank), self._ranks.get(stage + step, [])
+        return there[place] if place < len(there) else None
+
+
+def _is_span(span: object) -> bool:
+    if not isinstance(span, dict):
+        return False
+    start, end, rank = (span.get(key, -1) for key in ("start_ns", "end_ns", "rank"))
+    return (
+        all(type(one) is int for one in (start, end, rank))
+        and 0 <= rank < MAX_RANKS
+        and 0 <= start <= end < LAST_NS
+        and all(isinstance(span.get(key), str) for key in ("kind", "name", "stream"))
+    )
+
+
+def _rank_trace(
+    rank: int,
+    spans: list[dict[str, Any]],
+    world: int,
+    source: str,
+    said: list[str],
+    peers: _Peers,
+) -> RankTrace:
+    comm = [span for span in spans if span["kind"] in COMM_KINDS]
+    rows = []
+    names: dict[str, int] = {}
+    for span in spans:
+        if span["kind"] not in COMM_KINDS:
+            kind, phase = _kind_and_phase(span["kind"])
+            name = names.setdefault(span["name"], len(names))
+            rows.append((span["start_ns"], span["end_ns"], kind, phase, name))
+    end = max(span["end_ns"] for span in spans)
+    messages = [_collective(span, peers, rank) for span in comm]
+    for span in spans:
+        if sent := peers.message(rank, span["name"]):
+            messages.append(_sent(span["end_ns"], *sent))
+    return RankTrace(
+        source=source,
+        rank=rank,
+        world_size=world,
+        device="",
+        is_gpu=False,
+        has_timing=True,
+        activities=activities(rows, tuple(names)),
+        collectives=tuple(sorted(messages, key=lambda one: one.start_ns)),
+        steps=(Step(number=0, start_ns=0, end_ns=max(1, end)),),
+        warnings=tuple(said),
+    )
+
+
+def _kind_and_phase(kind: str) -> tuple[str, str]:
+    if kind in ("forward", "backward"):
+        return kind, kind
+    if kind == "recompute":
+        return "recompute", "backward"
+    return ("optimizer", "optimizer") if kind == "optimizer" else ("host", "other")
+
+
+def _collective(span: dict[str, Any], peers: _Peers, rank: int) -> Collective:
+    size, group = span.get("bytes"), span.get("group")
+    ranks = group if isinstance(group, list) and all(type(r) is int for r in group) else []
+    action = span["name"].removeprefix(WAIT) if span["name"].startswith(WAIT) else ""
+    return Collective(
+        op="recv" if action else span["name"],
+        bytes=size if type(size) is int and size > 0 else None,
+        group_size=2 if action else len(ranks) or None,
+        ranks=tuple(ranks),
+        group=action,
+        start_ns=span["start_ns"],
+        end_ns=span["end_ns"],
+        issue_ns=span["start_ns"],
+        stream=span["stream"],
+        backend="gloo",
+        peer=peers.sender(rank, action) if action else None,
+    )
+
+
+def _sent(time_ns: int, action: str, peer: int) -> Collective:
+    """What a stage sends on when it has computed; the sender does not wait for it."""
+    return Collective(
+        op="send",
+        bytes=None,
+        group_size=2,
+        ranks=(),
+        group=action,
+        start_ns=time_ns,
+        end_ns=time_ns,
+        issue_ns=time_ns,
+        stream="send",
+        backend="gloo",
+        peer=peer,
+    )
+
+
+def recorded_step_ns(folder: Path) -> int | None:
+    """How long the recorded step of a run took by rank 0's clock; None where nothing tells."""
+    try:
+        lines = (folder / STEPS).read_text(encoding="utf-8").splitlines()[:100_000]
+    except (OSError, UnicodeDecodeError):
+        return None
+    for line in lines:
+        try:
+            step = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(step, dict) and step.get("way") == RECORDED:
+            time = step.get("step_time_ms")
+            if isinstance(time, int | float) and math.isfinite(time) and 0 < time < 1e12:
+                return round(time * NS_PER_MS)
+    return None

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from claw_plan.executor.trace_readers.rank_trace import KINDS, RankTrace
+from claw_plan.executor.trace_readers.run_timeline import (
+    read_timeline_members,
+    recorded_step_ns,
+)
+from claw_plan.profiles.errors import InputError
+from claw_plan.simulator.timeline import Span
+
+
+def span(rank: int, kind: str, name: str, start: int, end: int, **more: Any) -> dict[str, Any]:
+    made = Span(rank=rank, stream="s", kind=kind, name=name, start_ns=start, end_ns=end, **more)
+    as_written: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(made)))
+    return as_written
+
+
+def read(*spans: Any) -> list[RankTrace]:
+    return read_timeline_members([("spans", one) for one in spans], "timeline.json")
+
+
+def test_spans_become_passes_and_collectives() -> None:
+    (trace,) = read(
+        span(0, "forward", "f", 0, 10),
+        span(0, "dp_comm", "all_reduce", 10, 15, bytes=64, group=(0,)),
+        span(0, "recompute", "r", 15, 20),
+        span(0, "optimizer", "adamw", 20, 22),
+    )
+    assert [KINDS[kind] for kind in trace.activities.kind.tolist()] == [
+        "forward", "recompute", "optimizer",
+    ]  # fmt: skip
+    (one,) = trace.collectives
+    assert (one.op, one.bytes, one.group_size, one.start_ns) == ("all_reduce", 64, 1, 10)
+    assert trace.steps[0].end_ns == 22
+
+
+def test_a_wait_in_a_pipeline_is_a_message_from_the_same_place_of_the_other_stage() -> None:
+    traces = read(
+        span(0, "forward", "0F0", 0, 10), span(1, "forward", "0F0", 0, 12),
+        span(2, "pp_comm", "wait for 1F0", 0, 13), span(2, "forward", "1F0", 13, 20),
+        span(3, "pp_comm", "wait for 1F0", 0, 14), span(3, "forward", "1F0", 14, 20),
+        span(3, "backward", "1B0", 20, 30), span(1, "pp_comm", "wait for 0B0", 12, 31),
+    )  # fmt: skip
+    said = [
+        sorted((one.op, one.group, one.peer, one.start_ns) for one in trace.collectives)
+        for trace in traces
+    ]
+    assert said == [
+        [("send", "1F0", 2, 10)],
+        [("recv", "0B0", 3, 12), ("send", "1F0", 3, 12)],
+        [("recv", "1F0", 0, 0)],
+        [("recv", "1F0", 1, 0), ("send", "0B0", 1, 30)],
+    ]
+
+
+def test_broken_spans_are_left_out_and_nothing_else_is_refused() -> None:
+    whole = span(0, "forward", "f", 0, 10)
+    (trace,) = read(whole, whole | {"end_ns": -1}, whole | {"rank": "x"}, 7)
+    assert trace.warnings == ("3 spans are broken: left out",)
+    with pytest.raises(InputError, match="holds no recorded step"):
+        read()
+
+
+def test_the_recorded_step_has_its_time_in_steps_jsonl(tmp_path: Path) -> None:
+    assert recorded_step_ns(tmp_path) is None
+    lines = [
+        '{"way": "plain", "step_time_ms": 1}',
+        "junk",
+        '{"way": "timeline", "step_time_ms": 2.5}',
+    ]
+    (tmp_path / "steps.jsonl").write_text("\n".join(lines))
+    assert recorded_step_ns(tmp_path) == 2_500_000
+    (tmp_path / "steps.jsonl").write_text('{"way": "timeline", "step_time_ms": NaN}')
+    assert recorded_step_ns(tmp_path) is None
