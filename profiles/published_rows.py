@@ -44,7 +44,8 @@ class KernelRow:
 class CollectiveRow:
     """A published time of one collective; all groups of the cluster's devices do the same.
 
-    `nvls` tells whether the switches reduced (None: not said).
+    `nvls` tells whether the switches reduced (None: not said). `time_share` is the part of the
+    collective's time that the row gives: predicted is the collective's time times it.
     """
 
     id: str
@@ -55,6 +56,7 @@ class CollectiveRow:
     work: CollectiveWork
     measured_ns: float
     nvls: bool | None = None
+    time_share: float = 1.0
     assumed: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     source: str = ""
