@@ -19,6 +19,7 @@ from claw_plan.cli.planning_commands import plan, simulate
 from claw_plan.cli.running_commands import detect, learn, run, verify
 from claw_plan.cli.streams import exit_code, open_closed_streams
 from claw_plan.cli.topology_command import topology
+from claw_plan.cli.validate_command import validate
 from claw_plan.profiles.errors import near_matches
 
 HELP = """Finds the best way to train a PyTorch model on a cluster, says why, and trains with it.
@@ -85,7 +86,7 @@ def cli() -> None:
     """The group; its help text is `HELP`."""
 
 
-for command in (plan, simulate, run, verify, learn, detect, topology):
+for command in (plan, simulate, run, verify, learn, detect, topology, validate):
     cli.add_command(command)
 
 
