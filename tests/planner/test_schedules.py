@@ -3,14 +3,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.schedules import (
+    INTERLEAVED,
     Action,
     Rows,
     action_needs,
     check_actions,
     in_flight,
+    interleaved_ahead,
     parse_action,
     read_schedule_csv,
     schedule_actions,
@@ -30,15 +33,16 @@ def text(rows: Rows) -> list[str]:
 def graph_of(rows: Rows, times_ns: dict[str, int], latency_ns: int = 0) -> TaskGraph:
     """Uniform stages; a result reaches another stage `latency_ns` after it is there."""
     builder = TaskGraphBuilder()
+    num_stages = len({action.stage for row in rows for action in row})
     computes = [builder.stream("compute", rank) for rank in range(len(rows))]
     task_of: dict[Action, int] = {}
     todo = [list(row) for row in rows]
     while any(todo):
         for rank, row in enumerate(todo):
-            while row and all(need in task_of for need in action_needs(row[0], len(rows))):
+            while row and all(need in task_of for need in action_needs(row[0], num_stages)):
                 action = row.pop(0)
                 needs = []
-                for need in action_needs(action, len(rows)):
+                for need in action_needs(action, num_stages):
                     arrived = task_of[need]
                     if need.stage != action.stage and latency_ns:
                         wire = builder.stream("wire", rank)  # one each: latency, no contention
@@ -100,6 +104,73 @@ def test_what_1f1b_pays_for_latency(num_stages, per_stage):
     rows, times = schedule_actions("1F1B", p, m), {"F": 1000, "B": 2000}
     extra = makespan(rows, times, c) - makespan(rows, times)
     assert extra == c * (2 * (p - 1) * (per_stage + 1) - 2)
+
+
+def torchs_interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> list[str]:
+    """The rows torch computes, without the pauses it pads them with."""
+    schedule = ScheduleInterleaved1F1B.__new__(ScheduleInterleaved1F1B)
+    schedule.pp_group_size, schedule.n_local_stages = num_ranks, stages_per_rank
+    schedule._n_microbatches = num_microbatches
+    rounds = max(1, num_microbatches // num_ranks)
+    schedule.microbatches_per_round = num_microbatches // rounds
+    rows = [schedule._calculate_single_rank_operations(rank) for rank in range(num_ranks)]
+    return [" ".join(str(action) for action in row if action is not None) for row in rows]
+
+
+def rounds_are_whole(num_ranks: int, num_microbatches: int) -> bool:
+    return num_microbatches % max(1, num_microbatches // num_ranks) == 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("stages_per_rank", [1, 2, 3, 5])
+def test_interleaved_rows_are_torchs(num_ranks, stages_per_rank):
+    counts = [m for m in range(1, 41) if rounds_are_whole(num_ranks, m)]
+    assert counts
+    for m in counts:
+        rows = schedule_actions(INTERLEAVED, num_ranks, m, stages_per_rank)
+        assert text(rows) == torchs_interleaved(num_ranks, m, stages_per_rank)
+
+
+def test_the_text_of_interleaved():
+    assert text(schedule_actions(INTERLEAVED, 2, 2, 2)) == [
+        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
+        "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1",
+    ]
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 5))
+def test_interleaved_rows_get_through(num_ranks, num_microbatches, stages_per_rank):
+    if not rounds_are_whole(num_ranks, num_microbatches):
+        with pytest.raises(PlanError, match=f"take a multiple of {num_ranks}"):
+            schedule_actions(INTERLEAVED, num_ranks, num_microbatches, stages_per_rank)
+        return
+    rows = schedule_actions(INTERLEAVED, num_ranks, num_microbatches, stages_per_rank)
+    check_actions(rows, num_ranks * stages_per_rank, num_microbatches)
+    for rank, row in enumerate(rows):
+        first = next(place for place, action in enumerate(row) if action.kind == "B")
+        ahead = interleaved_ahead(rank, num_ranks, num_microbatches, stages_per_rank)
+        everything = num_microbatches * stages_per_rank
+        # In the steady state a forward comes before each backward, the first one's included.
+        assert first == min(ahead + 1, everything)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "rounds", "stages_per_rank"),
+    [(2, 1, 2), (2, 4, 3), (4, 2, 2), (4, 3, 5), (8, 1, 4), (35, 2, 3)],
+)
+def test_interleaving_divides_the_bubble(num_ranks, rounds, stages_per_rank):
+    """(p-1)(F+B)/v for p | m, F and B of a rank's v stages together (ends at rank 0)."""
+    p, v, m = num_ranks, stages_per_rank, num_ranks * rounds
+    f, b = 1000, 2100  # of one of the v stages
+    rows = schedule_actions(INTERLEAVED, p, m, v)
+    assert makespan(rows, {"F": f, "B": b}) == m * v * (f + b) + (p - 1) * (f + b)
+
+
+def test_what_interleaving_takes():
+    with pytest.raises(PlanError, match="1F1B has one stage per rank, but got stages_per_rank=2"):
+        schedule_actions("1F1B", 2, 4, 2)
+    with pytest.raises(PlanError, match="at least one of each"):
+        schedule_actions(INTERLEAVED, 2, 4, 0)
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 12), st.integers(1, 40))
