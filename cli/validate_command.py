@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,12 +14,13 @@ from claw_plan.cli.json_output import json_text
 from claw_plan.cli.options import FILE, check_can_write
 from claw_plan.cli.progress import ProgressBar
 from claw_plan.cli.streams import say, stdout_kept_clean
-from claw_plan.cli.validation_report import print_validation
-from claw_plan.cli.validation_scores import Scores, joined, score_file, validation_object
 from claw_plan.profiles.errors import InputError, near_matches
-from claw_plan.profiles.published import read_published
-from claw_plan.profiles.published_rows import Published
-from claw_plan.profiles.trainers import load_trainers
+
+if TYPE_CHECKING:
+    from claw_plan.cli.validation_scores import Scores
+    from claw_plan.profiles.published_rows import Published
+
+# What reads, predicts and counts is imported when the command runs: --help must not wait for it.
 
 Progress = Callable[[str, float], None]
 
@@ -53,17 +54,29 @@ def validate(
     check_can_write(write, inputs=(*files, trainers))
     with stdout_kept_clean(), ProgressBar() as progress:
         progress("reading", 0.0)
+        from claw_plan.profiles.published import read_published
+
         kept = _chosen([read_published(path) for path in files], families, rows)
-        scores = joined(_scored(kept, trainers, progress))
+        scores = _scored(kept, trainers, progress)
     if write is not None:
         _write_board(scores, kept, write)
+    _print(scores, as_json)
+
+
+def _print(scores: Scores, as_json: bool) -> None:
+    from claw_plan.cli.validation_report import print_validation
+    from claw_plan.cli.validation_scores import validation_object
+
     if as_json:
         click.echo(json_text(validation_object(scores)), nl=False)
     else:
         print_validation(scores)
 
 
-def _scored(files: Sequence[Published], trainers: Path | None, progress: Progress) -> list[Scores]:
+def _scored(files: Sequence[Published], trainers: Path | None, progress: Progress) -> Scores:
+    from claw_plan.cli.validation_scores import joined, score_file
+    from claw_plan.profiles.trainers import load_trainers
+
     constants = load_trainers(trainers)
     total = sum(len(published.training) for published in files)
     scores, done = [], 0
@@ -76,7 +89,7 @@ def _scored(files: Sequence[Published], trainers: Path | None, progress: Progres
             predictions = predict_all(published.training, constants, part)
         done += len(published.training)
         scores.append(score_file(published, predictions))
-    return scores
+    return joined(scores)
 
 
 def _part(progress: Progress, start: float, share: float) -> Progress:

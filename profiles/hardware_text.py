@@ -44,8 +44,10 @@ _GPUS = (
     (r"mi355", "mi355x"),
     (r"mi350", "mi350x"),
     (r"mi325", "mi325x"),
+    (r"mi300a", "mi300a"),
     (r"mi300", "mi300x"),
     (r"mi250x", "mi250x-gcd"),
+    (r"mi210", "mi210"),
     (r"mi250|mi2\d\d", "mi250-gcd"),
     (r"mi100", "mi100"),
     (r"a10g", "a10g"),
@@ -57,7 +59,10 @@ _GPUS = (
     (r"l40\b", "l40"),
     (r"l4\b", "l4"),
     (r"t4\b", "t4"),
+    (r"6000 ada", "rtx-6000-ada"),
+    (r"5090", "rtx-5090"),
     (r"4090", "rtx-4090"),
+    (r"3090", "rtx-3090"),
 )
 """Patterns of names, the more particular first; the catalogue spells each the one way."""
 
@@ -79,6 +84,7 @@ _SXM_LINKS = {
     "mi210": "infinity-fabric-mi100",
     "mi250": "infinity-fabric-mi250",
     "mi250x": "infinity-fabric-mi250",
+    "mi300a": "infinity-fabric-mi300x",
     "mi300x": "infinity-fabric-mi300x",
     "mi325x": "infinity-fabric-mi300x",
     "mi350x": "infinity-fabric-mi355x",
@@ -201,6 +207,8 @@ def _domain(kind: str, intra: str) -> int:
 def _intra_link(name: str, kind: str, intra: str) -> tuple[str, str]:
     """The catalogue's link inside a node, and a sentence where the text does not name it."""
     text = intra.lower()
+    if "bridge" in text:  # joins pairs only: across the node traffic goes over PCIe
+        text = "pcie"
     pcie = re.search(r"pci ?-?e(?:xpress)?(?: gen)?[ -]?([345])?", text)
     has_fabric = "nvl" in text or "nvswitch" in text or "fabric" in text or "xgmi" in text
     if pcie and not has_fabric:

@@ -15,6 +15,7 @@ _RATE = re.compile(
     r"(\d+(?:\.\d+)?)\s*([gt])(?:(bit|b|B)?\s*(?:/\s*s(?:ec)?|ps)|(be)\b)",
     re.IGNORECASE,
 )
+_PORTS = re.compile(r"(\d+)\s+(?:\w+\s+)?(?:nics|ports|hcas|adapters)\b", re.IGNORECASE)
 _SPEEDS = {"xdr": 800.0, "ndr200": 200.0, "ndr": 400.0, "hdr100": 100.0, "hdr": 200.0}
 _SPEEDS |= {"edr": 100.0, "fdr": 56.0}
 """Gb/s of InfiniBand's generations, as in the association's roadmap."""
@@ -102,10 +103,12 @@ def _rate_of(part: str, whole: str) -> _Printed | None:
             return None
         gbit = float(number) * (1000 if prefix.lower() == "t" else 1)
         is_bytes = unit == "B"
-        return _Printed(int(count or 0), gbit * (8 if is_bytes else 1), scope)
-    count_match = re.search(r"(\d+)\s*x\b", part, re.IGNORECASE)
+        ports = _PORTS.search(part)
+        count = count or (ports[1] if ports else 0)
+        return _Printed(int(count), gbit * (8 if is_bytes else 1), scope)
+    count_match = re.search(r"(\d+)\s*x\b", part, re.IGNORECASE) or _PORTS.search(part)
     for name, gbit in _SPEEDS.items():
-        if re.search(rf"\b{name}\b", part, re.IGNORECASE):
+        if re.search(rf"\b{name}\d{{0,3}}\b", part, re.IGNORECASE):
             count = int(count_match[1]) if count_match else 0
             return _Printed(count, gbit, "node" if count else "gpu")
     return None

@@ -123,10 +123,11 @@ def _sharding(
 
 def _sharding_kind(text: str) -> str:
     match = re.search(r"zero-?\s?([123])", text)
-    if "fsdp" in text and not (match and match[1] == "2"):
-        return "zero3"
-    if "shard_grad_op" in text:
+    if "shard_grad_op" in text or "no reshard" in text:
         return "zero2"
+    is_fsdp = re.search(r"fsdp|hsdp|full.?shard|hybrid.?shard", text)
+    if is_fsdp and not (match and match[1] == "2"):
+        return "zero3"
     if match:
         return f"zero{match[1]}"
     if "distributed optimizer" in text:

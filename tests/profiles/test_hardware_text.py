@@ -38,6 +38,12 @@ from claw_plan.profiles.hardware_text import device_of, hardware_of
         ("A10G", "a10g"),
         ("A10", "a10"),
         ("MI100", "mi100"),
+        ("MI210", "mi210"),
+        ("AMD MI300A", "mi300a"),
+        ("GeForce RTX 3090", "rtx-3090"),
+        ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
         ("MI250 (MI200 series, 16 GCDs per node)", "mi250-gcd"),
         ("AMD Instinct MI300X", "mi300x"),
         ("MI355X", "mi355x"),
@@ -91,6 +97,7 @@ def test_what_a_text_leaves_open_is_assumed_and_said() -> None:
         ("V100-16GB", "NVLink2 (hybrid cube mesh)", "nvlink2-mesh"),
         ("MI355X", "Infinity Fabric", "infinity-fabric-mi355x"),
         ("A800", "NVLink", "nvswitch3-a800"),
+        ("A100 80GB PCIe", "NVLink bridge between pairs", "pcie4-x16"),
     ],
 )
 def test_links_inside_a_node(gpu: str, intra: str, link: str) -> None:

@@ -28,6 +28,10 @@ from claw_plan.profiles.units import parse_bytes_per_s
             *(8, 4, 400, "ib"),
         ),
         ("8x NDR InfiniBand", 8, 8, 400, "ib"),
+        ("InfiniBand NDR400", 8, 8, 400, "ib"),
+        ("8 NICs of 400 Gb/s per node", 8, 8, 400, "ib"),
+        ("3.2 Tbps per node EFA", 8, 8, 400, "efa"),
+        ("2x 100GbE RoCE", 8, 2, 100, "roce"),
         ("InfiniBand HDR", 8, 8, 200, "ib"),
     ],
 )

@@ -67,6 +67,8 @@ def read(
         ("ZeRO-1 over 8 ranks", "zero1", 8, True),
         ("ZeRO-1 over 16 ranks", "zero1", 0, True),
         ("fsdp 8", "zero3", 8, True),
+        ("HSDP", "zero3", 0, True),
+        ("fsdp + ZeRO-1 over all dp", "zero3", 0, True),
     ],
 )
 def test_sharding(text: str, kind: str, group: int, reshard: bool) -> None:
@@ -134,7 +136,6 @@ def test_virtual_stages_divide_the_layers_of_a_rank() -> None:
 def test_experts_are_whole_unless_the_source_divides_them() -> None:
     assert read("megatron-core", moe=EXPERTS, dp=16, tp=2, ep=8)[0].etp == 1
     assert read("megatron-core", moe=EXPERTS, dp=16, tp=2, ep=8, etp=2)[0].etp == 2
-
 
 
 def test_embedding_and_head_count_as_layers_where_that_divides() -> None:
