@@ -1,7 +1,7 @@
 """The program `claw-plan`: finds the command, runs it, answers with an exit code.
 
 The commands are functions of `planning_commands` (plan, simulate), `running_commands` (run,
-verify, learn, detect) and `topology_command`. `claw-plan MODEL …` means `claw-plan plan MODEL …`.
+verify, learn, detect), and of a module each. `claw-plan MODEL …` means `claw-plan plan MODEL …`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from claw_plan.cli.planning_commands import plan, simulate
+from claw_plan.cli.replay_command import replay
 from claw_plan.cli.running_commands import detect, learn, run, verify
 from claw_plan.cli.streams import exit_code, open_closed_streams
 from claw_plan.cli.topology_command import topology
@@ -86,7 +87,7 @@ def cli() -> None:
     """The group; its help text is `HELP`."""
 
 
-for command in (plan, simulate, run, verify, learn, detect, topology, validate):
+for command in (plan, simulate, run, verify, learn, detect, replay, topology, validate):
     cli.add_command(command)
 
 

@@ -1,0 +1,182 @@
+"""A recorded run, simulated again on another link, against a run made on that link.
+
+Run (as root, on Linux with ip and tc): python bench/replay_shaped.py --folder FOLDER
+(about six minutes on two cores)
+
+Two hosts, network namespaces joined by a pair of virtual interfaces whose rate the kernel's token
+bucket limits, train the small GPT with `claw-plan run`. The run at one rate is replayed: as it
+was, and with its links scaled to the other rate. Printed are the replayed steps beside the
+measured medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "examples" / "gpt_small.py"
+PROGRAM = Path(sys.executable).with_name("claw-plan")
+HOSTS = 2
+CLUSTER = """\
+name: two-hosts
+nodes:
+  - count: 2
+    devices: {type: cpu, cores: 1, count: 1}
+    nics: {type: ethernet-10}
+    host: {memory: 8 GiB, cores: 1}
+"""
+KNOBS = ("dp_replicate=2,microbatch_size=1", "dp_shard=2,microbatch_size=1")
+BURST, LATENCY = "256kb", "400ms"
+"""Of the token bucket: some large packets at once, and a queue that never drops gloo's."""
+
+
+@dataclass
+class Hosts:
+    """Two hosts and the link between them, while the `with` block runs."""
+
+    mbit: float
+    names: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Hosts:
+        prefix = f"cp{os.getpid()}"
+        try:
+            for host in range(HOSTS):
+                _call("ip", "netns", "add", f"{prefix}h{host}")
+                self.names.append(f"{prefix}h{host}")
+            first, second = self.names
+            _call(
+                *("ip", "link", "add", "eth0", "netns", first, "type", "veth"),
+                *("peer", "name", "eth0", "netns", second),
+            )
+            for host, name in enumerate(self.names):
+                inside = ("ip", "netns", "exec", name)
+                _call(*inside, "ip", "link", "set", "lo", "up")
+                _call(*inside, "ip", "addr", "add", f"{_address(host)}/24", "dev", "eth0")
+                _call(*inside, "ip", "link", "set", "eth0", "up")
+                _call(
+                    *inside, *("tc", "qdisc", "add", "dev", "eth0", "root", "tbf"),
+                    *("rate", f"{self.mbit}mbit", "burst", BURST, "latency", LATENCY),
+                )  # fmt: skip
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self.names:
+            subprocess.run(["ip", "netns", "del", self.names.pop()], check=False)
+
+    def run(self, command: Sequence[str]) -> None:
+        """The command as one rank on each host; raises where one fails."""
+        ranks = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, *command],
+                env=os.environ | _rank_environment(rank),
+                stdout=subprocess.DEVNULL if rank else None,
+            )
+            for rank, name in enumerate(self.names)
+        ]
+        try:
+            codes = [rank.wait() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        if any(codes):
+            raise SystemExit(f"the ranks ended with {codes}")
+
+
+def _address(host: int) -> str:
+    return f"10.78.0.{host + 1}"
+
+
+def _rank_environment(rank: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(HOSTS),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": _address(0),
+        "MASTER_PORT": "29577",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _call(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def make_plan(folder: Path, knobs: str, number: int) -> Path:
+    """A plan of two hosts with one device each."""
+    cluster, plan = folder / "cluster.yaml", folder / f"plan{number}.yaml"
+    cluster.write_text(CLUSTER)
+    _call(
+        str(PROGRAM), str(MODEL), "--cluster", str(cluster), "--global-batch", "2",
+        "--precision", "fp32", "--fix", knobs, "-o", str(plan), "--json",
+    )  # fmt: skip
+    return plan
+
+
+def measure(folder: Path, plan: Path, mbit: float, steps: int) -> Path:
+    """Runs the plan over a link of that rate; the run's folder."""
+    runs = folder / f"{plan.stem}-{mbit:g}"
+    with Hosts(mbit) as hosts:
+        hosts.run([str(PROGRAM), "run", str(plan), "--steps", str(steps), "--runs", str(runs)])
+    return max(runs.iterdir())
+
+
+def replayed(run: Path, *options: str) -> dict[str, dict[str, float]]:
+    """What `claw-plan replay` says of the run."""
+    command = [str(PROGRAM), "replay", str(run), "--json", *options]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    value: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return value
+
+
+def median_ms(run: Path) -> float:
+    """The run's own median step."""
+    value: float = json.loads((run / "result.json").read_text())["step_time_ms"]["median"]
+    return value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--mbit", type=float, nargs=2, default=[200.0, 100.0])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--knobs", nargs="*", default=list(KNOBS))
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are taken down on the way
+    options.folder.mkdir(parents=True, exist_ok=True)
+    rates: list[float] = options.mbit
+    for number, knobs in enumerate(options.knobs):
+        plan = make_plan(options.folder, knobs, number)
+        runs = {mbit: measure(options.folder, plan, mbit, options.steps) for mbit in rates}
+        for here, there in (rates, rates[::-1]):
+            said = replayed(runs[here], "--scale", f"link={there / here}x")["resimulated"]
+            own, other = median_ms(runs[here]), median_ms(runs[there])
+            print(
+                f"{knobs}: {here:g} Mb/s: measured {own:.1f} ms, simulated again "
+                f"{said['unchanged_ms']:.1f} ms ({said['unchanged_ms'] / own - 1:+.1%}); "
+                f"{there:g} Mb/s: predicted {said['step_time_ms']:.1f} ms, measured "
+                f"{other:.1f} ms ({said['step_time_ms'] / other - 1:+.1%})",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from claw_plan.executor.replay import Replay, replay
+from claw_plan.executor.resimulate import critical_parts, resimulate
+from claw_plan.executor.resimulate_transfer import Change
+from claw_plan.executor.trace_readers.rank_trace import Collective, RankTrace, Step, activities
+from claw_plan.executor.trace_readers.read import read_traces
+from claw_plan.profiles.errors import InputError
+
+CORPUS = Path(__file__).parents[3] / "shared" / "corpus" / "kineto"
+MS = 1_000_000
+
+
+def run(first_ms: int, second_ms: int, transfer_ms: int) -> Replay:
+    """Two ranks compute, meet in an all-reduce, and compute 10 ms more."""
+    met = max(first_ms, second_ms)
+    traces = []
+    for rank, own in enumerate((first_ms, second_ms)):
+        end = met + transfer_ms
+        rows = [
+            (0, own * MS, "gemm", "forward", 0),
+            (end * MS, (end + 10) * MS, "gemm", "other", 0),
+        ]
+        one = Collective(
+            op="all_reduce", bytes=1 << 20, group_size=2, ranks=(0, 1), group="",
+            start_ns=own * MS, end_ns=end * MS, issue_ns=own * MS, stream="n",
+        )  # fmt: skip
+        traces.append(
+            RankTrace(
+                source="t",
+                rank=rank,
+                world_size=2,
+                device="",
+                is_gpu=True,
+                has_timing=True,
+                activities=activities(rows, ("k",)),
+                collectives=(one,),
+                steps=(Step(number=0, start_ns=0, end_ns=(end + 10) * MS),),
+            )
+        )
+    return replay(traces)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected_ms"),
+    [
+        (Change(), 70),  # 30 + 30 + 10
+        (Change(link=2.0), 55),
+        (Change(link=0.5), 100),
+        (Change(compute=2.0), 50),
+        (Change(compute_by_kind={"gemm": 4.0}), 40),
+    ],
+)
+def test_the_step_under_a_change(change: Change, expected_ms: int) -> None:
+    predicted = resimulate(run(20, 30, 30), change)
+    assert predicted.step_time_ns == expected_ms * MS
+    assert predicted.unchanged_ns == predicted.recorded_ns == 70 * MS
+
+
+def test_the_critical_path_leads_through_the_slower_rank() -> None:
+    parts = {(part.rank, part.kind): part.ns // MS for part in critical_parts(run(20, 30, 30))}
+    assert parts == {(1, "forward"): 30, (0, "dp_comm"): 30, (0, "other"): 10}
+
+
+def test_recordings_without_times_cannot_be_played() -> None:
+    found = run(20, 30, 30)
+    object.__setattr__(found, "parts_ns", {})
+    with pytest.raises(InputError, match="no times"):
+        resimulate(found, Change())
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="the shared corpus is not beside this checkout")
+@pytest.mark.parametrize(
+    "name", ["dlrm_8ranks_v100_kineto.tar.gz", "sampled_world128_rank0.json.gz"]
+)
+def test_published_steps_play_as_they_were(name: str) -> None:
+    predicted = resimulate(replay(read_traces([CORPUS / name])), Change())
+    assert predicted.unchanged_ns == pytest.approx(predicted.recorded_ns, rel=0.05)
+    slower = resimulate(replay(read_traces([CORPUS / name])), Change(link=0.5))
+    assert slower.step_time_ns > predicted.step_time_ns
