@@ -17,13 +17,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from claw_plan.executor.benchmark_gloo import Samples, fit_line, measure_gloo
+from claw_plan.executor.benchmark_gloo import Samples, measure_gloo
 from claw_plan.executor.benchmark_gpu import detect_gpu_node
+from claw_plan.executor.benchmark_rates import gigabytes_per_s, link_figures, undisturbed_ns
+from claw_plan.executor.detect_topology import local_reading, refined, rocm_node
 from claw_plan.profiles.cluster_file import MIN_CPU_DEVICES, this_machine
 from claw_plan.profiles.measurement import Measurement
 from claw_plan.profiles.profile import link_device
 from claw_plan.profiles.units import MIB
-from claw_plan.profiles.work import DTYPE_BYTES, CollectiveWork, OpWork
+from claw_plan.profiles.work import DTYPE_BYTES, OpWork
 
 CPU_DEVICE = "cpu-core"
 LOOPBACK = "loopback"
@@ -52,7 +54,8 @@ def measure_machine(
     """
     say = progress or (lambda _: None)
     say("looking for GPUs")
-    gpus = detect_gpu_node()
+    found = detect_gpu_node()
+    gpus = rocm_node() if found is None else refined(found, local_reading())
     if gpus is not None:
         return {"name": platform.node() or "this-machine", "nodes": [gpus]}, []
     say("measuring one core")
@@ -97,11 +100,6 @@ def _one_thread() -> Iterator[None]:
 
 
 OpSamples = tuple[OpWork, tuple[int, ...]]
-
-
-def _undisturbed_ns(samples: tuple[int, ...]) -> float:
-    """The lower quartile: other programs on the machine only ever add time."""
-    return sorted(samples)[len(samples) // 4]
 
 
 def _sample(call: Callable[[], object], repeats: int = _REPEATS) -> tuple[int, ...]:
@@ -159,7 +157,7 @@ def measure_copy() -> float:
     source = torch.zeros(_COPY_BYTES // 4)
     target = torch.empty_like(source)
     samples = _sample(lambda: target.copy_(source))
-    return 2 * _COPY_BYTES * 1e9 / _undisturbed_ns(samples)
+    return 2 * _COPY_BYTES * 1e9 / undisturbed_ns(samples)
 
 
 def measure_launch() -> int:
@@ -170,7 +168,7 @@ def measure_launch() -> int:
         for _ in range(_LAUNCHES):
             one.add_(1.0)
 
-    return max(1, round(_undisturbed_ns(_sample(many)) / _LAUNCHES))
+    return max(1, round(undisturbed_ns(_sample(many)) / _LAUNCHES))
 
 
 def cpu_cluster(
@@ -186,7 +184,7 @@ def cpu_cluster(
     best: dict[str, float] = {}
     sustained: dict[str, float] = {}
     for work, samples in ops:
-        rate = work.flops * 1e9 / _undisturbed_ns(samples)
+        rate = work.flops * 1e9 / undisturbed_ns(samples)
         if work.kind == "attention":
             sustained["attention"] = rate / 2  # the causal half counts
         else:
@@ -196,7 +194,7 @@ def cpu_cluster(
         "type": "cpu",
         "cores": cores,
         "count": max(MIN_CPU_DEVICES, cores),
-        "bandwidth": _gigabytes_per_s(copy_bytes_per_s),
+        "bandwidth": gigabytes_per_s(copy_bytes_per_s),
         "peak": {dtype: _gigaflops(rate) for dtype, rate in best.items()},
         "achieved": {name: _gigaflops(rate) for name, rate in sustained.items()},
         "kernel_launch": f"{launch_ns} ns",
@@ -206,38 +204,10 @@ def cpu_cluster(
     node = {
         "count": 1,
         "devices": devices,
-        "intra": _loopback(gloo, f"gloo between two processes, {source}"),
+        "intra": {"type": LOOPBACK} | link_figures(gloo, f"gloo between two processes, {source}"),
         "host": {"memory": f"{memory // MIB} MiB", "cores": cores},
     }
     return {"name": "this-machine", "nodes": [node]}
-
-
-def _loopback(gloo: Samples, source: str) -> Mapping[str, Any]:
-    by_op: dict[str, list[tuple[float, float]]] = {}
-    for work, samples in gloo.items():
-        by_op.setdefault(work.op, []).append((_moved_bytes(work), _undisturbed_ns(samples)))
-    lines = {op: fit_line(points) for op, points in by_op.items()}
-    rates = {op: rate for op, (_, rate) in lines.items()}
-    fastest = max(size * 1e9 / ns for points in by_op.values() for size, ns in points)
-    starts = {op: max(1, round(start)) for op, (start, _) in lines.items()}
-    return {
-        "type": LOOPBACK,
-        "bandwidth": _gigabytes_per_s(max(fastest, *rates.values())),
-        "latency": f"{min(starts.values())} ns",
-        "achieved": {op: _gigabytes_per_s(rate) for op, rate in rates.items()},
-        "startup": {op: f"{start} ns" for op, start in starts.items()},
-        "source": f"{source}; the fastest transfer seen",
-        "achieved_source": f"{source}; lines fitted over 1 KiB to 16 MiB",
-    }
-
-
-def _moved_bytes(work: CollectiveWork) -> float:
-    """Bytes over one rank's port, as `profiles.collective_cost` counts them for two ranks."""
-    return work.bytes / 2 if work.op in ("all_gather", "all_to_all") else float(work.bytes)
-
-
-def _gigabytes_per_s(rate: float) -> str:
-    return f"{rate / 1e9:.4g} GB/s"
 
 
 def _gigaflops(rate: float) -> str:

@@ -78,7 +78,7 @@ def test_slow_dtypes_are_not_tried_larger(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_gpu_machine_is_described_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = {"devices": {"type": "h100-sxm-80gb"}}
+    node = {"devices": {"type": "h100-sxm-80gb", "count": 8}}
     monkeypatch.setattr(benchmark, "detect_gpu_node", lambda: node)
     heard: list[str] = []
     content, measurements = benchmark.measure_machine(heard.append)
