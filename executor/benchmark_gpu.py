@@ -14,7 +14,7 @@ from claw_plan.profiles.device_names import catalogue_name
 from claw_plan.profiles.units import MIB
 
 _SWITCHES = {"a100": "nvswitch3", "h100": "nvswitch4", "h200": "nvswitch4"}
-_SWITCHES |= {"b200": "nvswitch5", "gb200": "nvswitch5", "v100": "nvlink2-mesh"}
+_SWITCHES |= {"b200": "nvswitch5", "gb200": "nvswitch5-nvl72", "v100": "nvlink2-mesh"}
 _MAX_NVLINKS = 18
 _INFINIBAND = Path("/sys/class/infiniband")
 _NIC_LATENCY = "16 us"

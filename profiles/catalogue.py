@@ -21,6 +21,7 @@ from claw_plan.profiles.cluster_schema import (
     Part,
     given,
 )
+from claw_plan.profiles.collective_constants import link_constants, provenance
 from claw_plan.profiles.errors import InputError, near_matches
 from claw_plan.profiles.files import read_yaml, validate
 
@@ -145,9 +146,26 @@ def link(name: str | None, own: LinkFigures | None = None) -> Link:
     if base not in links or count == 0:
         raise InputError(f"unknown link {name!r}; " + near_matches(base, links))
     figures = _resolve(base, links)
+    own_names = set(changes)
     if "bandwidth" in changes and "achieved" not in changes:
         changes |= {"achieved": None, "achieved_source": None}
-    return _link(getattr(own, "name", None) or name, figures.model_copy(update=changes), count)
+    figures = _fitted(base, figures.model_copy(update=changes), own_names)
+    return _link(getattr(own, "name", None) or name, figures, count)
+
+
+def _fitted(name: str, figures: LinkFigures, own: set[str]) -> LinkFigures:
+    """The figures with what `collective_constants` knows of the link, after the file's own."""
+    constants = link_constants(name)
+    like = catalogue().links[name].like
+    while constants is None and like is not None:
+        constants, like = link_constants(like), catalogue().links[like].like
+    if constants is None:
+        return figures
+    assert figures.bandwidth
+    rates = {op: share * figures.bandwidth for op, share in constants.share.items()}
+    known: dict[str, object] = {"latency": constants.hop_ns, "launch": constants.launch_ns}
+    known |= {"achieved": rates, "achieved_source": f"fitted to {provenance()}"}
+    return figures.model_copy(update={key: known[key] for key in known if key not in own})
 
 
 def _link(name: str, figures: LinkFigures, count: int) -> Link:
@@ -160,6 +178,12 @@ def _link(name: str, figures: LinkFigures, count: int) -> Link:
         bytes_per_s=figures.bandwidth * count,
         latency_ns=figures.latency,
         source="; ".join(sources),
-        achieved_bytes_per_s={op: rate * count for op, rate in (figures.achieved or {}).items()},
+        achieved_bytes_per_s={
+            str(op): rate * count for op, rate in (figures.achieved or {}).items()
+        },
         startup_ns={str(op): time for op, time in (figures.startup or {}).items()},
+        launch_ns=figures.launch,
+        nvls=bool(figures.nvls),
+        peer_links=figures.peer_links or 0,
+        group_share=figures.group_share or {},
     )

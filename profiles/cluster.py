@@ -42,11 +42,11 @@ class Device:
 class Link:
     """A connection: `bytes_per_s` is one direction of one device's (or one NIC's) port.
 
-    `latency_ns` is one hop of a long message's protocol. `achieved_bytes_per_s` maps collectives
-    to the bus bandwidth they reach on it ('other' for those not named; empty: the whole rate),
-    with 'nvls' for reductions in the switch, where it does them; `startup_ns` to what one of two
-    ranks costs before its first byte (gloo only; empty: `latency_ns` per hop). `launch_ns` is what a
-    collective costs before its first hop (None: as its library says).
+    `latency_ns` is one hop of a long message's protocol, `launch_ns` what a collective costs
+    before its first (None: as its library says). `achieved_bytes_per_s` maps collectives to the
+    bus bandwidth they reach ('other' for those not named; empty: the whole rate), and 'nvls' to
+    that of reductions in the switch, where `nvls` says that it does them. `startup_ns` is what
+    one of two ranks costs before its first byte (gloo only; empty: `latency_ns` per hop).
 
     Where devices are joined directly, not by a switch (`peer_links` 0), the port is divided into
     `peer_links`, of which an exchange uses one per peer and a ring as much as `group_share` says
@@ -60,6 +60,7 @@ class Link:
     achieved_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     startup_ns: Mapping[str, int] = field(default_factory=dict)
     launch_ns: int | None = None
+    nvls: bool = False
     peer_links: int = 0
     group_share: Mapping[int, float] = field(default_factory=dict)
 

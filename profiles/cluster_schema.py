@@ -118,9 +118,13 @@ class LinkFigures(Part):
     bandwidth: BytesPerS | None = None
     latency: Ns | None = None
     source: str | None = None
-    achieved: dict[Op | Literal["other"], BytesPerS] | None = None
+    achieved: dict[Op | Literal["other", "nvls"], BytesPerS] | None = None
     achieved_source: str | None = None
     startup: dict[Op, Ns] | None = None
+    launch: Ns | None = None
+    nvls: bool | None = None
+    peer_links: int | None = Field(default=None, strict=True, ge=1)
+    group_share: dict[int, float] | None = None
 
 
 class LinkSpec(LinkFigures):

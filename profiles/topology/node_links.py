@@ -8,7 +8,7 @@ from typing import Any
 from claw_plan.profiles.topology.reading import Nic, Pair, Reading, is_nvlink
 
 SWITCHES = {"a100": "nvswitch3", "h100": "nvswitch4", "h200": "nvswitch4"}
-SWITCHES |= {"b200": "nvswitch5", "gb200": "nvswitch5", "v100": "nvlink2-mesh"}
+SWITCHES |= {"b200": "nvswitch5", "gb200": "nvswitch5-nvl72", "v100": "nvlink2-mesh"}
 _GENERATION = {"v100": 2, "a100": 3, "h100": 4, "h200": 4, "b200": 5, "gb200": 5}
 _PCIE = {"v100": "pcie3-x16", "t4": "pcie3-x16", "h100": "pcie5-x16", "h200": "pcie5-x16"}
 _PCIE |= {"b200": "pcie5-x16", "gb200": "pcie5-x16", "mi300x": "pcie5-x16"}

@@ -39,7 +39,7 @@ def node(*names: str, **changes: Any) -> Any:
         ("NVIDIA H100 PCIe", 0, "h100-pcie-80gb", "pcie4-x16"),
         ("NVIDIA H200", 18, "h200-sxm-141gb", "nvswitch4"),
         ("NVIDIA B200", 18, "b200-sxm-180gb", "nvswitch5"),
-        ("NVIDIA GB200", 18, "gb200-186gb", "nvswitch5"),
+        ("NVIDIA GB200", 18, "gb200-186gb", "nvswitch5-nvl72"),
         ("NVIDIA L4", 0, "l4", "pcie4-x16"),
         ("NVIDIA A10G", 0, "a10g", "pcie4-x16"),
         ("Tesla T4", 0, "t4", "pcie4-x16"),

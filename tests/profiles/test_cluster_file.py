@@ -159,7 +159,7 @@ def test_a_geforce_goes_through_the_host(tmp_path: Path) -> None:
 
 
 def test_a_rack_of_trays_is_one_nvlink_domain() -> None:
-    assert load_cluster("18xgb200-nvl72-tray").nodes[0].nic.name == "nvswitch5"
+    assert load_cluster("18xgb200-nvl72-tray").nodes[0].nic.name == "nvswitch5-nvl72"
     assert load_cluster("19xgb200-nvl72-tray").nodes[0].nic.name == "ib-ndr"
 
 

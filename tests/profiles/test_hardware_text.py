@@ -69,7 +69,7 @@ def test_an_nvlink_domain_joins_hosts_of_four() -> None:
     hardware = hardware_of("GB200", 128, 4, "NVLink (NVL72 domain)", "4x ConnectX-7 400 Gb/s")
     node = hardware.cluster.nodes[0]
     assert len(hardware.cluster.nodes) == 2
-    assert (node.device_count, node.nic_count, node.intra.name) == (64, 64, "nvswitch5")
+    assert (node.device_count, node.nic_count, node.intra.name) == (64, 64, "nvswitch5-nvl72")
     assert node.nic.bytes_per_s == 50e9
 
 
