@@ -13,31 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from claw_plan.cli.scatter_chart import Points, scatter_svg
-from claw_plan.cli.validation_report import cells, number
+from claw_plan.cli.validation_report import TITLES, cells, number, totals
 from claw_plan.cli.validation_scores import (
-    COLLECTIVE,
-    KERNEL,
     MEMORY,
-    STEP_TIME,
+    TIMES,
     UNITS,
     Scores,
-    assumed,
     families,
     memory,
-    overall,
     reasons,
 )
 from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.files import read_text, write_atomic
 
 CROSS_VALIDATION = "cross_validation.json"
-
-TITLES = {
-    STEP_TIME: "Step times",
-    MEMORY: "Memory",
-    KERNEL: "Kernels",
-    COLLECTIVE: "Collectives",
-}
 
 PEERS = (
     ("rows expressed", "Calculon 18 %, llm-analysis 65 %"),
@@ -128,9 +117,8 @@ def board_text(
         "GPU, count and batch that were measured more than 5 % apart, *right* the share told "
         "right; *regret* is how much slower the plan picked is than the best, *near best* the "
         "share of picks within 2 %.",
-        _families(scores),
-        *_memory(scores),
-        *(f"![{TITLES[one]}: predicted against measured](accuracy/{one}.svg)" for one in plots),
+        *(text for quantity in TIMES for text in _families(scores, quantity, plots)),
+        *_memory(scores, plots),
         *_not_expressed(scores),
         "## What is not modelled",
         "\n".join(f"- {text}" for text in NOT_MODELLED),
@@ -168,23 +156,32 @@ def _validated(validated: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def _families(scores: Scores) -> str:
-    rows = [(name, *cells(errors)) for name, errors in families(scores).items()]
-    rows.append(("**complete, trust A or B**", *cells(overall(scores))))
-    rows.append(("something assumed", *cells(assumed(scores))))
-    return table(("family", *_HEADER), rows)
+def _families(scores: Scores, quantity: str, plots: Sequence[str]) -> list[str]:
+    if not scores.of(quantity):
+        return []
+    rows = [(name, *cells(one)) for name, one in families(scores, (quantity,)).items()]
+    rows += [(f"**{name}**", *cells(one)) for name, one in totals(scores, quantity)]
+    return [f"### {TITLES[quantity]}", table(("family", *_HEADER), rows), *_plot(quantity, plots)]
 
 
-def _memory(scores: Scores) -> list[str]:
+def _plot(quantity: str, plots: Sequence[str]) -> list[str]:
+    if quantity not in plots:
+        return []
+    return [f"![{TITLES[quantity]}: predicted against measured](accuracy/{quantity}.svg)"]
+
+
+def _memory(scores: Scores, plots: Sequence[str]) -> list[str]:
     errors, too_low, verdicts = memory(scores)
     if not errors.n:
         return []
     return [
+        "### Memory",
         f"Memory of {errors.n} runs: MAPE {number(errors.mape)}, median {number(errors.median)}, "
         f"p90 {number(errors.p90)}, bias {number(errors.bias, sign=True)}; {number(too_low)} % of "
         f"them more than 5 % too low. Of {verdicts.out_of_memory} runs that ran out of memory "
         f"{verdicts.told} are told; {verdicts.false_alarms} false alarms among {verdicts.ran} "
-        "that fitted."
+        "that fitted.",
+        *_plot(MEMORY, plots),
     ]
 
 

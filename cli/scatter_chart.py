@@ -33,7 +33,7 @@ def scatter_svg(title: str, unit: str, families: Mapping[str, Points]) -> str:
     width = LEFT + SIDE + 20 + LEGEND_WIDTH
     body = [*_frame(scale, unit), *_diagonal(scale)]
     for index, name in enumerate(legend):
-        colour = COLOURS[index % len(COLOURS)]
+        colour = _colour(index)
         body += _family(scale, families[name], colour)
         body += _legend(index, f"{name} ({len(families[name])})", colour)
     return "\n".join(
@@ -47,6 +47,13 @@ def scatter_svg(title: str, unit: str, families: Mapping[str, Points]) -> str:
             "",
         ]
     )
+
+
+def _colour(index: int) -> str:
+    """Distinct colours: the palette's, then hues a golden angle apart."""
+    if index < len(COLOURS):
+        return COLOURS[index]
+    return f"hsl({index * 137.5 % 360:.0f} 60% {35 + 20 * (index % 2)}%)"
 
 
 class _Scale:

@@ -13,7 +13,12 @@ from rich.table import Table
 
 from claw_plan.cli.report import report_console
 from claw_plan.cli.validation_scores import (
+    COLLECTIVE,
     HEADLINE,
+    KERNEL,
+    MEMORY,
+    STEP_TIME,
+    TIMES,
     UNITS,
     RowScore,
     Scores,
@@ -25,6 +30,13 @@ from claw_plan.cli.validation_scores import (
 )
 from claw_plan.profiles.accuracy import Errors
 
+TITLES = {
+    STEP_TIME: "Step times",
+    KERNEL: "Kernel times",
+    COLLECTIVE: "Collective times",
+    MEMORY: "Memory",
+}
+
 _COLUMNS = ("n", "MAPE", "median", "p90", "bias", "pairs", "right", "regret", "near best")
 
 
@@ -32,7 +44,9 @@ def print_validation(scores: Scores, console: Console | None = None) -> None:
     """Prints all rows and the tables."""
     console = console or report_console()
     _print_rows(scores.rows)
-    console.print(families_table(scores))
+    for quantity in TIMES:
+        if scores.of(quantity):
+            console.print(families_table(scores, quantity))
     _print_memory(scores, console)
     if scores.not_expressed:
         console.print(_not_expressed_table(scores))
@@ -60,18 +74,29 @@ def figure(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def families_table(scores: Scores) -> Table:
-    """Errors of times by family, with the totals below."""
-    table = Table(box=box.SIMPLE_HEAD, title="Errors of times, in %", title_justify="left")
+def families_table(scores: Scores, quantity: str) -> Table:
+    """Errors of one quantity by family, with the totals below."""
+    title = f"Errors of {TITLES[quantity].lower()}, in %"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("family", overflow="fold")
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    for family, errors in families(scores).items():
+    for family, errors in families(scores, (quantity,)).items():
         table.add_row(escape(family), *cells(errors))
     table.add_section()
-    table.add_row("overall: complete, trust A or B", *cells(overall(scores)), style="bold")
-    table.add_row("something assumed", *cells(assumed(scores)))
+    for name, errors in totals(scores, quantity):
+        table.add_row(name, *cells(errors), style="bold")
     return table
+
+
+def totals(scores: Scores, quantity: str) -> list[tuple[str, Errors]]:
+    """The lines below a table of families."""
+    if quantity != STEP_TIME:
+        return [("all", overall(scores, (quantity,)))]
+    return [
+        ("complete, trust A or B", overall(scores, (quantity,))),
+        ("something assumed", assumed(scores)),
+    ]
 
 
 def cells(errors: Errors) -> list[str]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from claw_plan.planner.validation import Prediction
 
 STEP_TIME, MEMORY, KERNEL, COLLECTIVE = "step_time", "memory", "kernel_time", "collective_time"
+TIMES = (STEP_TIME, KERNEL, COLLECTIVE)
 UNITS = {STEP_TIME: "ms", MEMORY: "GiB", KERNEL: "us", COLLECTIVE: "us"}
 
 HEADLINE, ASSUMED, APART = "overall", "assumed", "apart"
@@ -155,9 +156,9 @@ def _collective_scores(published: Published) -> Iterable[RowScore]:
         )
 
 
-def overall(scores: Scores) -> Errors:
+def overall(scores: Scores, quantities: Sequence[str] = TIMES) -> Errors:
     """Times that count: complete and trusted runs, and all kernels and collectives."""
-    kept = (row for row in scores.rows if row.quantity != MEMORY and row.counts == HEADLINE)
+    kept = (row for row in scores.rows if row.quantity in quantities and row.counts == HEADLINE)
     return errors_of(row.pair for row in kept)
 
 
@@ -173,12 +174,13 @@ def memory(scores: Scores) -> tuple[Errors, float | None, Verdicts]:
     return errors_of(pairs), share_too_low(pairs), verdicts_of(scores.verdicts)
 
 
-def families(scores: Scores) -> dict[str, Errors]:
+def families(scores: Scores, quantities: Sequence[str] = TIMES) -> dict[str, Errors]:
     """Errors of the times of each family, in the order of the files."""
     pairs: dict[str, list[Pair]] = defaultdict(list)
     for row in scores.rows:
-        pairs[row.family] += [row.pair] if row.quantity != MEMORY else []
-    return {family: errors_of(known) for family, known in pairs.items() if known}
+        if row.quantity in quantities:
+            pairs[row.family].append(row.pair)
+    return {family: errors_of(known) for family, known in pairs.items()}
 
 
 def reasons(scores: Scores) -> dict[str, int]:

@@ -37,5 +37,11 @@ def test_thousands_of_points_stay_small() -> None:
     assert len(scatter_svg("Kernels", "us", {"one": points})) < 200_000
 
 
+def test_many_families_have_colours_of_their_own() -> None:
+    families = {str(n): [(1.0, 1.0)] for n in range(60)}
+    found = re.findall(r'fill="(#\w{6}|hsl[^"]+)"', scatter_svg("All", "ms", families))
+    assert len(set(found)) == 60
+
+
 def test_nothing_to_plot_is_still_a_picture() -> None:
     ElementTree.fromstring(scatter_svg("Nothing", "ms", {}))

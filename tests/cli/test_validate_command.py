@@ -74,7 +74,8 @@ def test_the_report(files: tuple[str, str]) -> None:
     text = call(*files).stdout
     assert "run-1  step_time  predicted" in text
     assert "not expressed  run-2: no figures for the GPU 'TPU'" in text
-    assert "Errors of times" in text
+    assert "Errors of step times" in text
+    assert "Errors of collective times" in text
 
 
 def test_only_some_rows(files: tuple[str, str]) -> None:

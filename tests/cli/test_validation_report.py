@@ -35,6 +35,7 @@ def test_every_row_and_family_is_printed(capsys: pytest.CaptureFixture[str]) -> 
     assert "predicted 9.000 GiB" in text
     assert "not expressed  run-d: no [such] GPU" in text
     assert "1 of 1 told, 0 false alarms among 1" in text
+    assert "Errors of step times, in %" in text
     (line,) = [line for line in text.splitlines() if "somebody" in line]
     assert line.split()[1:5] == ["2", "10.0", "10.0", "10.0"]
 
