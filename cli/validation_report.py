@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 import click
@@ -24,6 +25,7 @@ from claw_plan.cli.validation_scores import (
     Scores,
     assumed,
     families,
+    flagged,
     memory,
     overall,
     reasons,
@@ -48,6 +50,7 @@ def print_validation(scores: Scores, console: Console | None = None) -> None:
         if scores.of(quantity):
             console.print(families_table(scores, quantity))
     _print_memory(scores, console)
+    _print_flags(scores, console)
     if scores.not_expressed:
         console.print(_not_expressed_table(scores))
         for other in scores.not_expressed:
@@ -132,6 +135,13 @@ def _print_memory(scores: Scores, console: Console) -> None:
             f"Out of memory: {verdicts.told} of {verdicts.out_of_memory} told, "
             f"{verdicts.false_alarms} false alarms among {verdicts.ran} runs that fitted"
         )
+
+
+def _print_flags(scores: Scores, console: Console) -> None:
+    """How many rows carry which flag; the rows themselves are marked with them."""
+    counts = Counter(flag for row in flagged(scores) for flag in row.flags)
+    for flag, count in counts.most_common():
+        console.print(f"Flagged {escape(flag)}: {count} rows, scored like the others")
 
 
 def _not_expressed_table(scores: Scores) -> Table:

@@ -183,6 +183,11 @@ def families(scores: Scores, quantities: Sequence[str] = TIMES) -> dict[str, Err
     return {family: errors_of(known) for family, known in pairs.items()}
 
 
+def flagged(scores: Scores) -> list[RowScore]:
+    """Rows that carry a flag in their file; they are scored like the others."""
+    return list({row.id: row for row in scores.rows if row.flags}.values())
+
+
 def reasons(scores: Scores) -> dict[str, int]:
     """How many rows could not be expressed, by the reason."""
     return dict(Counter(other.reason for other in scores.not_expressed).most_common())
@@ -209,6 +214,10 @@ def validation_object(scores: Scores) -> dict[str, Any]:
     return {
         "rows": [_row_object(row) for row in scores.rows],
         "not_expressed": [dataclasses.asdict(other) for other in scores.not_expressed],
+        "flagged": [
+            {"id": row.id, "family": row.family, "flags": list(row.flags)}
+            for row in flagged(scores)
+        ],
         "summary": summary_of(scores),
     }
 

@@ -32,6 +32,7 @@ def test_every_row_and_family_is_printed(capsys: pytest.CaptureFixture[str]) -> 
     text = capsys.readouterr().out
     assert "run-a  step_time  predicted 1,100 ms  measured 1,000 ms  +10.0 %\n" in text
     assert "-10.0 %  (assumed, odd)" in text
+    assert "Flagged odd: 1 rows" in text
     assert "predicted 9.000 GiB" in text
     assert "not expressed  run-d: no [such] GPU" in text
     assert "1 of 1 told, 0 false alarms among 1" in text

@@ -117,6 +117,7 @@ def test_the_object_has_the_keys_of_its_description(scores: Scores) -> None:
     assert all(set(summary[key]) >= STATISTICS for key in summary if key != "not_expressed")
     assert summary["not_expressed"] == {"count": 2, "reasons": {"no such thing": 2}}
     assert [one["id"] for one in found["not_expressed"]] == ["h", "e"]
+    assert found["flagged"] == [{"id": "d", "family": "other", "flags": ["odd"]}]
 
 
 def test_rows_by_hand(scores: Scores) -> None:
