@@ -1,7 +1,8 @@
 """The program `claw-plan`: finds the command, runs it, answers with an exit code.
 
 The commands are functions of `planning_commands` (plan, simulate), `running_commands` (run,
-verify, learn, detect), and of a module each. `claw-plan MODEL …` means `claw-plan plan MODEL …`.
+verify, learn), and of a module each for the others. `claw-plan MODEL …`
+means `claw-plan plan MODEL …`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 
 import click
 
+from claw_plan.cli.detect_command import detect
 from claw_plan.cli.planning_commands import plan, simulate
 from claw_plan.cli.replay_command import replay
-from claw_plan.cli.running_commands import detect, learn, run, verify
+from claw_plan.cli.running_commands import learn, run, verify
 from claw_plan.cli.streams import exit_code, open_closed_streams
 from claw_plan.cli.topology_command import topology
 from claw_plan.cli.validate_command import validate

@@ -1,4 +1,4 @@
-"""`claw-plan run`, `verify`, `learn` and `detect`: training, and what is learned from it."""
+"""`claw-plan run`, `verify` and `learn`: training, and what is learned from it."""
 
 from __future__ import annotations
 
@@ -118,48 +118,3 @@ def learn(runs: tuple[Path, ...], profile: Path | None) -> None:
     for folder in learned.skipped:
         say(f"left out {folder}: no finished run")
     print_learned(learned)
-
-
-@click.command()
-@click.option(
-    "--output",
-    "-o",
-    type=FILE,
-    metavar="FILE",
-    help="Write the cluster file, and what was measured beside it as FILE.profile.  [default: "
-    "print the cluster file]",
-)
-def detect(output: Path | None) -> None:
-    """Describe this machine as a cluster file.
-
-    GPUs are named by their driver; CPU cores and the loopback network are measured, which takes
-    some seconds.
-    """
-    check_can_write(output)
-    with stdout_kept_clean(), ProgressBar() as progress:
-        import yaml
-
-        from claw_plan.executor.benchmark import measure_machine
-        from claw_plan.profiles.files import write_atomic
-        from claw_plan.profiles.profile import append_profile
-
-        machine, measurements = measure_machine(lambda what: progress(what, 0.5))
-    text = yaml.safe_dump(_plain(machine), sort_keys=False, allow_unicode=True, width=100)
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    write_atomic(output, text)
-    say(f"wrote {output}; plan with: claw-plan MODEL --cluster {output}")
-    if measurements:
-        profile = output.with_name(output.name + ".profile")
-        append_profile(profile, measurements)
-        say(f"wrote {len(measurements)} measurements to {profile}, which planning reads")
-
-
-def _plain(value: Any) -> Any:
-    """Mappings and sequences as YAML's own, for the dumper knows no others."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from claw_plan.executor.benchmark_device import measure_device, measure_local_group, with_rates
 from claw_plan.executor.benchmark_gloo import Samples, measure_gloo
 from claw_plan.executor.benchmark_gpu import detect_gpu_node
 from claw_plan.executor.benchmark_rates import gigabytes_per_s, link_figures, undisturbed_ns
@@ -45,19 +46,24 @@ Progress = Callable[[str], None]
 
 
 def measure_machine(
-    progress: Progress | None = None,
+    progress: Progress | None = None, *, benchmark: bool = False
 ) -> tuple[Mapping[str, Any], list[Measurement]]:
     """A cluster file's content for this machine, and what was measured on the way.
 
-    Takes about 10 s on CPUs. `progress` hears what is being measured. Raises ExecutionError for
-    GPUs that nobody described, or when two processes cannot reach each other.
+    CPUs are always measured, in about 10 s, GPUs only with `benchmark`. `progress` hears what is
+    being measured. Raises ExecutionError for GPUs that nobody described, or when processes cannot
+    reach each other.
     """
     say = progress or (lambda _: None)
     say("looking for GPUs")
     found = detect_gpu_node()
     gpus = rocm_node() if found is None else refined(found, local_reading())
     if gpus is not None:
-        return {"name": platform.node() or "this-machine", "nodes": [gpus]}, []
+        measurements: list[Measurement] = []
+        if benchmark:
+            say("measuring the GPUs")
+            gpus, measurements = measure_gpus(gpus)
+        return {"name": platform.node() or "this-machine", "nodes": [gpus]}, measurements
     say("measuring one core")
     with _one_thread():
         ops = [*measure_gemms(), measure_attention()]
@@ -81,6 +87,30 @@ def measure_machine(
         for work, samples in gloo.items()
     ]
     return cpu_cluster(ops, copy_bytes_per_s, launch_ns, gloo, provenance), measurements
+
+
+def measure_gpus(node: Mapping[str, Any]) -> tuple[dict[str, Any], list[Measurement]]:
+    """The entry of this machine's GPUs with measured figures, and the measurements."""
+    count, provenance = int(node["devices"]["count"]), _provenance()
+    rates = measure_device(torch.device("cuda", 0))
+    group = measure_local_group(count) if count > 1 else {}
+    source = f"measured on {provenance['when']} with torch {provenance['torch']}"
+    entry, notes = with_rates(node, rates, group, source)
+    link = entry["intra"].get("default", entry["intra"]).get("type", "custom")
+    device = link_device(str(entry["devices"]["type"]), str(link))
+    texts = [text for text in (entry.get("source"), *notes) if text]
+    if texts:
+        entry["source"] = "; ".join(texts)
+    return entry, [
+        Measurement(
+            device=device,
+            work=work,
+            samples_ns=samples,
+            ranks_per_host=work.group_size,
+            provenance=provenance,
+        )
+        for work, samples in group.items()
+    ]
 
 
 def _provenance() -> Mapping[str, str]:

@@ -85,7 +85,7 @@ def load_profile(path: Path) -> Profile:
         try:
             record = json.loads(line)
             if record["record"] == "measurement":
-                measurements.append(_measurement(record))
+                measurements.append(measurement_of(record))
             else:
                 values = {str(name): float(value) for name, value in record["values"].items()}
                 constants.setdefault(str(record["device"]), {}).update(values)
@@ -147,9 +147,10 @@ def _check_header(path: Path, line: bytes) -> None:
         )
 
 
-def _line(measurement: Measurement) -> str:
+def record_of(measurement: Measurement) -> dict[str, Any]:
+    """A measurement as plain data, as one line of a profile has it."""
     work = measurement.work
-    record = {
+    return {
         "record": "measurement",
         "device": measurement.device,
         "noun": "op" if isinstance(work, OpWork) else "collective",
@@ -158,14 +159,18 @@ def _line(measurement: Measurement) -> str:
         "ranks_per_host": measurement.ranks_per_host,
         "provenance": dict(measurement.provenance),
     }
-    return json.dumps(record, separators=(",", ":"))
+
+
+def _line(measurement: Measurement) -> str:
+    return json.dumps(record_of(measurement), separators=(",", ":"))
 
 
 def _constants_line(device: str, values: Mapping[str, float]) -> str:
     return json.dumps({"record": "constants", "device": device, "values": dict(values)})
 
 
-def _measurement(record: Mapping[str, Any]) -> Measurement:
+def measurement_of(record: Mapping[str, Any]) -> Measurement:
+    """The measurement of `record_of`; raises KeyError, TypeError or ValueError for others."""
     values = dict(record["work"])
     work: OpWork | CollectiveWork
     if record["noun"] == "op":

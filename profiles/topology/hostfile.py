@@ -18,8 +18,9 @@ FORMAT = "hostfile"
 MAX_HOSTS = 100_000
 
 HOST = re.compile(
-    r"(?:[\w.-]{1,64}@)?(\[[0-9A-Fa-f:]{2,45}\]|[A-Za-z0-9_](?:[\w.-]{0,252}[A-Za-z0-9_])?)"
-    r"(?::(\S{1,40}))?\Z"
+    r"(?:(?P<user>[A-Za-z_][\w.-]{0,63})@)?"
+    r"(?P<name>\[[0-9A-Fa-f:]{2,45}\]|[A-Za-z0-9_](?:[\w.-]{0,252}[A-Za-z0-9_])?)"
+    r"(?::(?P<slots>\S{1,40}))?\Z"
 )
 _KEYS = ("slots", "max_slots", "max-slots", "gpus")
 _MANY_SLOTS = 16
@@ -113,8 +114,8 @@ def _host(where: str, words: Sequence[str]) -> Host:
     if match is None:
         raise InputError(f"{where}: {words[0][:60]!r} is no host name; a line is  node1 slots=8")
     gpus: int | None = None
-    if match[2] is not None:
-        gpus = _slots(where, match[2].split(":")[0])
+    if match["slots"] is not None:
+        gpus = _slots(where, match["slots"].split(":")[0])
     for word in words[1:]:
         key, separator, value = word.partition("=")
         if not separator or key not in _KEYS:
@@ -124,7 +125,7 @@ def _host(where: str, words: Sequence[str]) -> Host:
             )
         if key in ("slots", "gpus"):
             gpus = _slots(where, value)
-    return Host(name=match[1], gpus=gpus)
+    return Host(name=match["name"], gpus=gpus, user=match["user"])
 
 
 def _slots(where: str, text: str) -> int:
@@ -156,6 +157,6 @@ def select(hosts: Sequence[Host], include: str) -> list[Host]:
             if any(number is None or number > last for number in numbers):
                 have = ",".join(str(slot) for slot in range(min(last + 1, 16)))
                 raise InputError(f"--include {include!r}: {name} has slots {have}")
-            host = Host(name=name, gpus=len(set(numbers)))
+            host = Host(name=name, gpus=len(set(numbers)), user=host.user)
         chosen.append(host)
     return chosen

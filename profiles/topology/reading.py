@@ -30,10 +30,14 @@ class Nic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A host of a list and its GPUs; None where the list does not say how many."""
+    """A host of a list and its GPUs; None where the list does not say how many.
+
+    `user` is whom to log in as, where the list says so.
+    """
 
     name: str
     gpus: int | None = None
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

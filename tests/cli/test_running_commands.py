@@ -1,4 +1,4 @@
-"""`run`, `verify`, `learn` and `detect` with an executor that answers at once."""
+"""`run`, `verify` and `learn` with an executor that answers at once."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 
 from claw_plan.cli.main import cli
-from claw_plan.executor import benchmark, learn, verify
+from claw_plan.executor import learn, verify
 from claw_plan.executor import run as run_module
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.run_files import RunResult
 from claw_plan.executor.verify import VerifyResult
-from claw_plan.profiles.measurement import Measurement
-from claw_plan.profiles.profile import load_profile
-from claw_plan.profiles.work import OpWork
 
 RUN = RunResult(
     losses=[5.5, 4.25],
@@ -139,26 +135,6 @@ def test_learn_says_which_folders_it_left_out(patch: Patch) -> None:
 def test_learn_needs_a_run() -> None:
     result = call("learn")
     assert result.exit_code == 2 and "Missing argument 'RUN...'" in result.stderr
-
-
-def test_detect_prints_or_writes_the_cluster_file(patch: Patch, tmp_path: Path) -> None:
-    machine = {"name": "here", "nodes": ({"count": 1, "type": "cpu"},)}
-    work = OpWork(kind="memory", dims=(), dtype="float32", flops=0, bytes=8)
-    measured = [Measurement(device="cpu-core", work=work, samples_ns=(5,))]
-    patch(benchmark, "measure_machine", lambda progress: (machine, measured))
-    printed = call("detect")
-    assert printed.exit_code == 0
-    assert yaml.safe_load(printed.stdout) == {"name": "here", "nodes": [machine["nodes"][0]]}
-    assert list(tmp_path.iterdir()) == []
-    written = call("detect", "-o", "cluster.yaml")
-    assert (written.exit_code, written.stdout) == (0, "")
-    assert (tmp_path / "cluster.yaml").read_text() == printed.stdout
-    profile = load_profile(tmp_path / "cluster.yaml.profile")
-    assert profile.measurements[0].samples_ns == (5,)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "cluster.yaml",
-        "cluster.yaml.profile",
-    ]
 
 
 @pytest.mark.parametrize("command", ["run", "verify", "simulate"])

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from claw_plan.executor import benchmark
-from claw_plan.profiles.cluster_file import load_cluster
+from claw_plan.executor.benchmark_device import DeviceRates
+from claw_plan.profiles.cluster_file import cluster_from_mapping, load_cluster
 from claw_plan.profiles.cost import MEASURED
 from claw_plan.profiles.cost_model import ClusterCostModel
 from claw_plan.profiles.profile import Profile
@@ -85,6 +86,25 @@ def test_a_gpu_machine_is_described_by_its_driver(monkeypatch: pytest.MonkeyPatc
     assert content["nodes"] == [node]
     assert measurements == []
     assert heard == ["looking for GPUs"]
+
+
+def test_gpus_are_measured_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {
+        "devices": {"type": "h100-sxm-80gb", "count": 2},
+        "intra": {"type": "nvswitch4"},
+        "host": {"memory": "1 TB", "cores": 64},
+    }
+    rates = DeviceRates(flops_per_s={"bfloat16": 6e14}, copy_bytes_per_s=3e12, launch_ns=5000)
+    work = CollectiveWork(op="send", bytes=1 << 20, group_size=2, nodes=1)
+    monkeypatch.setattr(benchmark, "detect_gpu_node", lambda: node)
+    monkeypatch.setattr(benchmark, "measure_device", lambda device: rates)
+    monkeypatch.setattr(benchmark, "measure_local_group", lambda count: {work: (100_000,)})
+    content, (measurement,) = benchmark.measure_machine(benchmark=True)
+    (entry,) = content["nodes"]
+    assert entry["devices"]["achieved"] == {"bfloat16": "600 TFLOPS"}
+    assert "overrides the nominal 450 GB/s" in entry["source"]
+    assert (measurement.device, measurement.work) == ("h100-sxm-80gb/nvswitch4", work)
+    assert cluster_from_mapping(content, "t").num_devices == 2
 
 
 @pytest.mark.slow

@@ -48,7 +48,9 @@ def test_corpus_without_slots_asks_for_gpus() -> None:
     ],
 )
 def test_forms(text: str) -> None:
-    assert only(text).hosts == (Host(name="node1", gpus=4), Host(name="node2", gpus=4))
+    hosts = only(text).hosts
+    assert [(host.name, host.gpus) for host in hosts] == [("node1", 4), ("node2", 4)]
+    assert [host.user for host in hosts] == (["me", "you"] if "@" in text else [None, None])
 
 
 def test_unequal_slots_are_said() -> None:
