@@ -5,8 +5,8 @@ Run (as root, on Linux with ip and tc): python bench/replay_shaped.py --folder F
 
 Two hosts, network namespaces joined by a pair of virtual interfaces whose rate the kernel's token
 bucket limits, train the small GPT with `claw-plan run`. The run at one rate is replayed: as it
-was, and with its links scaled to the other rate. Printed are the replayed steps beside the
-measured medians.
+was, and with its links scaled to the other rate. Printed beside it are the recorded step, which
+is what the replay plays, and the spread of all steps: on a machine that others use it is wide.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def make_plan(folder: Path, knobs: str, number: int) -> Path:
     cluster.write_text(CLUSTER)
     _call(
         str(PROGRAM), str(MODEL), "--cluster", str(cluster), "--global-batch", "2",
-        "--precision", "fp32", "--fix", knobs, "-o", str(plan), "--json",
+        "--seq-len", "32", "--precision", "fp32", "--fix", knobs, "-o", str(plan), "--json",
     )  # fmt: skip
     return plan
 
@@ -147,17 +147,30 @@ def replayed(run: Path, *options: str) -> dict[str, dict[str, float]]:
     return value
 
 
-def median_ms(run: Path) -> float:
-    """The run's own median step."""
-    value: float = json.loads((run / "result.json").read_text())["step_time_ms"]["median"]
-    return value
+def recorded_ms(run: Path) -> float:
+    """The step that the run recorded, which the replay plays."""
+    return replayed(run, "--scale", "link=1x")["resimulated"]["recorded_ms"]
+
+
+def _step_times(run: Path) -> dict[str, float]:
+    times: dict[str, float] = json.loads((run / "result.json").read_text())["step_time_ms"]
+    return times
+
+
+def _median_ms(run: Path) -> float:
+    return _step_times(run)["median"]
+
+
+def _steps(run: Path) -> str:
+    times = _step_times(run)
+    return f"{times['min']:.0f} to {times['max']:.0f}, median {times['median']:.0f} ms"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--mbit", type=float, nargs=2, default=[200.0, 100.0])
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--mbit", type=float, nargs=2, default=[100.0, 50.0])
+    parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--knobs", nargs="*", default=list(KNOBS))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are taken down on the way
@@ -168,12 +181,14 @@ def main() -> None:
         runs = {mbit: measure(options.folder, plan, mbit, options.steps) for mbit in rates}
         for here, there in (rates, rates[::-1]):
             said = replayed(runs[here], "--scale", f"link={there / here}x")["resimulated"]
-            own, other = median_ms(runs[here]), median_ms(runs[there])
             print(
-                f"{knobs}: {here:g} Mb/s: measured {own:.1f} ms, simulated again "
-                f"{said['unchanged_ms']:.1f} ms ({said['unchanged_ms'] / own - 1:+.1%}); "
-                f"{there:g} Mb/s: predicted {said['step_time_ms']:.1f} ms, measured "
-                f"{other:.1f} ms ({said['step_time_ms'] / other - 1:+.1%})",
+                f"{knobs}, {here:g} Mb/s: simulated again as it was {said['unchanged_ms']:.0f} ms,"
+                f" recorded {said['recorded_ms']:.0f}, all steps {_steps(runs[here])}; "
+                f"at {there:g} Mb/s: predicted {said['step_time_ms']:.0f} ms, "
+                f"recorded {recorded_ms(runs[there]):.0f} "
+                f"({said['step_time_ms'] / recorded_ms(runs[there]) - 1:+.1%}), "
+                f"all steps {_steps(runs[there])} "
+                f"({said['step_time_ms'] / _median_ms(runs[there]) - 1:+.1%} of the median)",
                 flush=True,
             )
 

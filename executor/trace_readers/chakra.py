@@ -108,16 +108,18 @@ def _fields(node: Mapping[str, Any]) -> dict[str, Any]:
         fields["values"] = inputs
     attributes = node.get("attrs")
     for one in attributes if isinstance(attributes, list) else []:
-        if isinstance(one, dict) and one.get("name") in ATTRIBUTES:
-            value = one.get("value", next((v for k, v in one.items() if k.endswith("_val")), None))
-            fields[ATTRIBUTES[one["name"]]] = value
+        known = ATTRIBUTES.get(str(one.get("name"))) if isinstance(one, dict) else None
+        if known is not None:
+            fields[known] = one.get(
+                "value", next((v for k, v in one.items() if k.endswith("_val")), None)
+            )
     return fields
 
 
 def _event(node: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """The profiler's event that Chakra's linker took the node's times from."""
-    types = fields["types"]
-    plain = [str(t).removeprefix("Tensor(").removesuffix(")") for t in types or []]
+    types = fields["types"] if isinstance(fields["types"], list) else []
+    plain = [str(one).removeprefix("Tensor(").removesuffix(")") for one in types]
     args = {key: value for key, value in fields.items() if key in ATTRIBUTES.values()}
     return {
         "ph": "X",

@@ -52,10 +52,6 @@ def open_recordings(path: Path) -> Iterator[Recording]:
         raise InputError(f"there is no file {str(path)!r}; check the path") from None
     except tarfile.TarError as error:
         raise InputError(f"{path.name} is no whole tar ({error}); pack it again") from None
-    except EOFError:
-        raise InputError(f"{path.name} is truncated: the packed data ends early") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path.name} is damaged ({error}); copy or pack it again") from None
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
 
@@ -111,12 +107,11 @@ def _plain(
 
 def _member(name: str, file: BinaryIO, size: int) -> Iterator[Recording]:
     """A file of a tar stream, which cannot go back: its head is looked at in a buffer."""
-    buffered: io.BufferedReader[Any] = io.BufferedReader(cast("io.RawIOBase", file), 1 << 20)
+    buffered: io.BufferedReader[Any] = io.BufferedReader(_Limited(file, name, size), 1 << 20)
     if buffered.peek(2)[:2] == GZIP:
-        unpacked = _Limited(
-            cast("BinaryIO", gzip.GzipFile(fileobj=cast("BinaryIO", buffered))), name, size
-        )
-        buffered = io.BufferedReader(unpacked, 1 << 20)
+        unpacked = gzip.GzipFile(fileobj=cast("BinaryIO", buffered))
+        limited = _Limited(cast("BinaryIO", unpacked), name, size)
+        buffered = io.BufferedReader(limited, 1 << 20)
     yield Recording(name, cast("BinaryIO", buffered), None)
 
 
@@ -136,7 +131,12 @@ class _Limited(io.RawIOBase):
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer)  # type: ignore[arg-type]  # what io hands over is a buffer
-        data = self._file.read(len(view))
+        try:
+            data = self._file.read(len(view))
+        except EOFError:
+            raise InputError(f"{self._name} is truncated: the packed data ends early") from None
+        except (gzip.BadGzipFile, zlib.error, tarfile.TarError) as error:
+            raise InputError(f"{self._name} is damaged ({error}); copy or pack it again") from None
         self._given += len(data)
         if self._given > self._limit:
             raise InputError(

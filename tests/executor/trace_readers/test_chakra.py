@@ -60,12 +60,16 @@ ANYTHING = st.recursive(
     ),
     max_leaves=4,
 )
+ATTRIBUTES = st.lists(
+    st.fixed_dictionaries({"name": st.sampled_from(["pg_size", "dtype"]) | ANYTHING})
+)
 NODE = st.fixed_dictionaries(
     {"name": st.sampled_from(["aten::mm", "record_param_comms", "x"]) | ANYTHING},
     optional={
         key: ANYTHING
-        for key in ("inputs", "input_shapes", "input_types", "attrs", "ts", "dur", "cat", "tid")
-    },
+        for key in ("inputs", "input_shapes", "input_types", "ts", "dur", "cat", "tid")
+    }
+    | {"attrs": ATTRIBUTES | ANYTHING},
 )
 HEAD = st.dictionaries(st.sampled_from(["start_ts", "finish_ts", "rank", "world_size"]), ANYTHING)
 
