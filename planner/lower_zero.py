@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import DataParallel, Sharded, Whole
-from claw_plan.planner.placement import expert_groups, group_nodes
+from claw_plan.planner.placement import expert_groups, replica_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.shards import ShardSizes, local_numel
 from claw_plan.planner.stage_streams import StageStreams
@@ -61,10 +61,8 @@ class CopiedParameters(DataParallel):
     def _find_replicas(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(ranks, nodes) that hold the same dense parameters, and the same experts."""
         candidate, per_node = self._candidate, self._problem.devices_per_node
-        axis = max(("dp_replicate", "dp_shard"), key=lambda name: getattr(candidate, name))
-        ranks = candidate.dp * candidate.cp
-        nodes = group_nodes(candidate, axis, per_node) if candidate.cp == 1 else self._shard_nodes
-        return (ranks, min(ranks, max(nodes, 1))), expert_groups(candidate, per_node)[1]
+        dense = candidate.dp * candidate.cp, replica_nodes(candidate, per_node)
+        return dense, expert_groups(candidate, per_node)[1]
 
     @override
     def begin_forward(self, units: Sequence[int]) -> None:

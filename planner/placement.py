@@ -33,6 +33,12 @@ def shard_nodes(candidate: Candidate, devices_per_node: int) -> int:
     return _nodes(candidate.num_devices, candidate.shard_ranks, stride, devices_per_node)
 
 
+def replica_nodes(candidate: Candidate, devices_per_node: int) -> int:
+    """The most nodes spanned by ranks with the same parameters: both kinds of dp, and cp."""
+    ranks = candidate.dp * candidate.cp
+    return _nodes(candidate.num_devices, ranks, stride_of(candidate, "cp"), devices_per_node)
+
+
 def expert_groups(candidate: Candidate, devices_per_node: int) -> tuple[tuple[int, int], ...]:
     """(ranks, nodes) of the ep group, and of the ranks that hold the same experts.
 

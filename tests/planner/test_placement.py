@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.placement import crosses_node, device_names, group_nodes, stride_of
+from claw_plan.planner.placement import (
+    crosses_node,
+    device_names,
+    expert_groups,
+    group_nodes,
+    groups_of,
+    replica_nodes,
+    shard_nodes,
+    stride_of,
+)
 
 WIDE = Candidate(pp=2, dp_replicate=2, dp_shard=2, tp=4)  # 32 ranks
 
@@ -38,3 +47,49 @@ def test_neighbouring_stages():
 
 def test_device_names_fill_nodes_in_order():
     assert device_names(Candidate(tp=3), [2, 2]) == ["0:0", "0:1", "1:0"]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "per_node", "nodes"),
+    [
+        (Candidate(dp_replicate=2, dp_shard=8), 8, 2),
+        (Candidate(dp_replicate=8, dp_shard=2), 8, 2),
+        (Candidate(pp=2, dp_replicate=2, cp=2, tp=2), 8, 1),
+        (Candidate(dp_replicate=2, cp=2, tp=4), 8, 2),
+    ],
+)
+def test_replicas_span_the_nodes_of_dp_and_cp_together(candidate, per_node, nodes):
+    assert replica_nodes(candidate, per_node) == nodes
+
+
+@pytest.mark.parametrize(
+    ("candidate", "per_node", "groups"),
+    [
+        # Ranks 0-7 of a stage share 4 experts' parts on neighbours: {0..3}, {4..7}; same: {0, 4}.
+        (Candidate(dp_shard=8, ep=4), 8, ((4, 1), (2, 1))),
+        (Candidate(dp_shard=8, ep=4), 4, ((4, 1), (2, 2))),
+        # Each expert over two ranks: ep groups are every other rank of eight.
+        (Candidate(dp_shard=4, tp=2, ep=4, etp=2), 4, ((4, 2), (1, 1))),
+        # Stages are apart: ep does not cross them.
+        (Candidate(pp=2, dp_shard=4, ep=4), 4, ((4, 1), (1, 1))),
+    ],
+)
+def test_experts_lie_on_neighbours(candidate, per_node, groups):
+    assert expert_groups(candidate, per_node) == groups
+
+
+def test_groups_beside_tensor_parallelism():
+    both = Candidate(dp_shard=2, cp=2, tp=2, ep=4)
+    assert groups_of(both, 4) == (("cp", 2, 1), ("ep", 4, 1))
+    assert groups_of(Candidate(dp_shard=8, tp=2), 4) == ()
+
+
+def test_the_last_stage_sends_to_the_first():
+    assert [crosses_node(Candidate(pp=4), stage, 2) for stage in range(4)] == [
+        False, True, False, True,
+    ]  # fmt: skip
+
+
+def test_shard_groups_count_the_contexts():
+    assert shard_nodes(Candidate(dp_shard=4, cp=2, tp=2), 8) == 2
+    assert shard_nodes(Candidate(dp_shard=4, tp=2), 8) == 1
