@@ -155,6 +155,8 @@ class Bounds:
             size = graph.cost(stop, variant).input_bytes.at(
                 candidate.microbatch_size, candidate.tp
             )
+            if self.problem.trainer.scatters_sends and not candidate.sequence_parallel:
+                size = -(-size // candidate.tp)
             nodes = 1 + crosses_node(candidate, stage, per_node)
             costs.append(floor_ns(self.problem.collective("send", size, 2, nodes)))
         return min(costs)

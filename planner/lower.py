@@ -206,6 +206,8 @@ class Lowering:
         size = self._problem.graph.cost(boundary, self._variant).input_bytes.at(
             self._candidate.microbatch_size, self._candidate.tp
         )
+        if self._problem.trainer.scatters_sends and not self._candidate.sequence_parallel:
+            size = -(-size // self._candidate.tp)
         earlier = min(stage.index, peer) % self._candidate.pp
         nodes = 1 + crosses_node(self._candidate, earlier, self._problem.devices_per_node)
         cost = self._problem.collective("send", size, 2, nodes)

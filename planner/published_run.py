@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from claw_plan.planner.candidate import Candidate
@@ -20,6 +20,21 @@ from claw_plan.profiles.cost import CostModel
 from claw_plan.profiles.cost_model import ClusterCostModel
 from claw_plan.profiles.trainer import Trainer
 from claw_plan.profiles.training_row import Dimensions, PublishedPlan, TrainingRow
+
+COMPILED_MEMORY, COMPILED_HOST = 0.65, 0.5
+"""torch.compile fuses element-wise kernels and launches fewer: what is left of their bytes and of
+the host's time (torchtitan's published runs with and without; read off, not fitted)."""
+
+GRAPHS_HOST = 0.25
+"""What of the host's time CUDA graphs leave (same source: MLPerf's runs with graphs)."""
+
+ASYNC_TP = 0.5
+"""What asynchronous tensor parallelism leaves exposed: its products run in two halves, each
+beside the other's traffic."""
+
+NOT_OVERLAPPED_TP = 2.0
+"""How much more of tensor parallelism's traffic is exposed where a trainer that overlaps it as a
+rule does not: half of the collectives hide behind the products they feed."""
 
 CostOf = Callable[[Cluster], CostModel]
 """The cost model of a cluster."""
@@ -39,13 +54,14 @@ class PublishedRun:
 def pose(row: TrainingRow, trainer: Trainer, cost_of: CostOf = ClusterCostModel) -> PublishedRun:
     """The run under a trainer's constants. Raises PlanError for what cannot be expressed."""
     plan = row.plan
+    trainer = with_settings(trainer, plan)
     candidate = _candidate(plan)
     if candidate.num_devices > row.cluster.num_devices:
         raise PlanError(
             f"the plan uses {candidate.num_devices} devices, the cluster has "
             f"{row.cluster.num_devices}"
         )
-    graph = _graph(row.dimensions, _division(plan, trainer), plan.dtype, plan.linear_dtype)
+    graph = _graph(row.dimensions, _division(plan, trainer), plan)
     training = Training(
         global_batch=plan.global_batch,
         seq_len=row.dimensions.seq_len,
@@ -61,6 +77,25 @@ def pose(row: TrainingRow, trainer: Trainer, cost_of: CostOf = ClusterCostModel)
         trainer=trainer,
     )
     return PublishedRun(problem=problem, candidate=candidate, cuts=_cuts(row.dimensions, plan))
+
+
+def with_settings(trainer: Trainer, plan: PublishedPlan) -> Trainer:
+    """The trainer with what the run's own settings change in it."""
+    memory, host, tp = 1.0, 1.0, 1.0
+    if plan.compiled:
+        memory, host = memory * COMPILED_MEMORY, host * COMPILED_HOST
+    if plan.cuda_graphs:
+        host *= GRAPHS_HOST
+    if plan.async_tp:
+        tp *= ASYNC_TP
+    if not plan.overlaps_tp:
+        tp *= NOT_OVERLAPPED_TP
+    return replace(
+        trainer,
+        memory_scale=trainer.memory_scale * memory,
+        host_ns=trainer.host_ns * host,
+        tp_scale=trainer.tp_scale * tp,
+    )
 
 
 def _candidate(plan: PublishedPlan) -> Candidate:
@@ -98,10 +133,16 @@ def _division(plan: PublishedPlan, trainer: Trainer) -> Division:
     )
 
 
+def _graph(dims: Dimensions, division: Division, plan: PublishedPlan) -> ModelGraph:
+    return _traced(dims, division, plan.dtype, plan.linear_dtype, plan.scaling)
+
+
 @lru_cache(maxsize=1024)
-def _graph(dims: Dimensions, division: Division, dtype: str, linear_dtype: str) -> ModelGraph:
+def _traced(
+    dims: Dimensions, division: Division, dtype: str, linear_dtype: str, scaling: str
+) -> ModelGraph:
     graph = trace_reference(dims, division, dtype)
-    return with_linear_dtype(graph, linear_dtype) if linear_dtype else graph
+    return with_linear_dtype(graph, linear_dtype, scaling) if linear_dtype else graph
 
 
 def _cuts(dims: Dimensions, plan: PublishedPlan) -> Cuts:

@@ -1,14 +1,15 @@
 """Published runs to the constants of devices and trainers that predict them best.
 
 Every run is simulated through the planner's own path. The critical path says what its time
-consists of (`step_time`), and so how it would change with each constant, to first order:
+consists of (`step_time`), and each part scales with known powers of the constants, so that as long
+as the path stays the same
 
-    log(predicted) ~ log(simulated) + sum over constants of slope * change of log(constant)
+    predicted = sum over parts of part * product of (constant / its value now) ^ power
 
-Constants are found by Levenberg-Marquardt on log errors with a robust loss and priors
-(`profiles.fit.least_squares` says the same of data that need no simulation); each round simulates
-all runs again. A trainer's constants are drawn to the default's, a device's rate to the same share
-of its peak that others sustain, so that what the runs do not tell stays where it was.
+Constants are found by Gauss-Newton steps on log errors with a robust loss and priors, for which
+this is enough; then all runs are simulated again. A trainer's constants are drawn to the
+default's, a device's rates to where the catalogue has them, so that what the runs do not tell
+stays where it was.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import numpy.typing as npt
 
 from claw_plan.planner.published_run import pose
 from claw_plan.planner.validation import predict_step
-from claw_plan.profiles.cluster import Cluster, Device
+from claw_plan.profiles import catalogue
+from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cost_model import ClusterCostModel
+from claw_plan.profiles.rates import RATES
 from claw_plan.profiles.trainer import CONSTANTS, SHARED, Trainer
 from claw_plan.profiles.trainers import DEFAULT
 from claw_plan.profiles.training_row import TrainingRow
@@ -50,14 +53,6 @@ RATE_OF_PART = {
 }
 """Which of a device's rates a matrix product of that dtype takes."""
 
-DTYPES_OF_RATE = {
-    "half": ("bfloat16", "float16"),
-    "float32": ("float32",),
-    "float8": ("float8",),
-    "float4": ("float4",),
-    "attention": ("attention",),
-}
-
 CONSTANT_OF_PART = {
     "memory": ("memory_scale",),
     "attention": ("attention_scale",),
@@ -72,42 +67,60 @@ CONSTANT_OF_PART = {
 }
 
 Values = Mapping[Name, float]
-"""Constants by name; rates as factors on the catalogue's."""
+"""Constants by name; rates in FLOP/s."""
+
+
+Powers = tuple[tuple[Name, float], ...]
+"""How a part of a step scales: with which constants, to which power."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """One run under some constants: log of its time over the measured one, and slopes."""
+    """One run under some constants: log of its time over the measured one, and its parts.
+
+    `shares` are of the step, by how they scale.
+    """
 
     error: float
-    slopes: Mapping[Name, float]
+    shares: Mapping[Powers, float]
 
 
-def constants_of(trainers: Mapping[str, Trainer], rows: Iterable[TrainingRow]) -> dict[Name, float]:
+def constants_of(
+    trainers: Mapping[str, Trainer], rows: Iterable[TrainingRow]
+) -> dict[Name, float]:
     """All constants that the rows can tell something of, at their present values."""
     found: dict[Name, float] = {}
     default = trainers[DEFAULT]
     for key in SHARED:
         found["shared", "", key] = getattr(default, key)
-    for key in CONSTANTS:
+    for key in default.fitted:
         found["trainer", DEFAULT, key] = getattr(default, key)
     for row in rows:
         trainer = trainers.get(row.trainer, default)
         for key in trainer.fitted:
             found["trainer", trainer.name, key] = getattr(trainer, key)
-        for rate in DTYPES_OF_RATE:
-            found["rate", row.device_name, rate] = 1.0
+        plain = catalogue.device(row.device_name, with_fitted=False).achieved_flops_per_s
+        for rate, dtypes in RATES.items():
+            if dtypes[-1] in plain:
+                found["rate", row.device_name, rate] = plain[dtypes[-1]]
     return dict(sorted(found.items()))
 
 
 def trainer_under(values: Values, trainer: Trainer) -> Trainer:
     """The trainer with the constants of `values`; what it has none of comes from the default."""
     own = {
-        key: values.get(("trainer", trainer.name, key), values["trainer", DEFAULT, key])
-        for key in CONSTANTS
+        key: values.get(_holder(trainer, key, values), getattr(trainer, key)) for key in CONSTANTS
     }
     shared = {key: values["shared", "", key] for key in SHARED}
     return replace(trainer, **own, **shared)
+
+
+def _holder(trainer: Trainer, key: str, values: Values) -> Name:
+    """Whose constant a trainer takes: its own, its parent's, or the default's."""
+    for name in (trainer.name, trainer.parent):
+        if ("trainer", name, key) in values:
+            return "trainer", name, key
+    return "trainer", DEFAULT, key
 
 
 class Costs:
@@ -121,11 +134,12 @@ class Costs:
         """The cost model of the row's cluster."""
         known = self._known.get(row.cluster.name)
         if known is None or known[0] != row.cluster:
-            factors = {
-                rate: self.values.get(("rate", row.device_name, rate), 1.0)
-                for rate in DTYPES_OF_RATE
+            rates = {
+                rate: self.values["rate", row.device_name, rate]
+                for rate in RATES
+                if ("rate", row.device_name, rate) in self.values
             }
-            known = row.cluster, ClusterCostModel(with_rates(row.cluster, factors))
+            known = row.cluster, ClusterCostModel(with_rates(row.cluster, rates))
             self._known[row.cluster.name] = known
         return known[1]
 
@@ -136,14 +150,14 @@ def simulate_row(row: TrainingRow, trainer: Trainer, costs: Costs) -> Simulated:
     values = costs.values
     run = pose(row, trainer_under(values, trainer), lambda cluster: costs.of(row))
     found = predict_step(run)
-    slopes: dict[Name, float] = {}
+    shares: dict[Powers, float] = {}
     for part, ns in found.parts_ns.items():
-        for name, sign in _names_of(part, row.device_name, trainer, values):
-            slopes[name] = slopes.get(name, 0.0) + sign * ns / found.ns
-    return Simulated(error=math.log(found.ns / row.step_time_ns), slopes=slopes)
+        powers = tuple(_powers_of(part, row.device_name, trainer, values))
+        shares[powers] = shares.get(powers, 0.0) + ns / found.ns
+    return Simulated(error=math.log(found.ns / row.step_time_ns), shares=shares)
 
 
-def _names_of(
+def _powers_of(
     part: str, device: str, trainer: Trainer, values: Values
 ) -> Iterable[tuple[Name, float]]:
     kind, _, dtype = part.partition(":")
@@ -157,80 +171,88 @@ def _names_of(
         if key in SHARED:
             yield ("shared", "", key), 1.0
         else:
-            own: Name = ("trainer", trainer.name, key)
-            yield (own if own in values else ("trainer", DEFAULT, key)), 1.0
+            yield _holder(trainer, key, values), 1.0
 
 
-def with_rates(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
-    """The cluster with the sustained rates of its devices multiplied."""
-    nodes = tuple(
-        replace(node, device=_faster(node.device, factors)) for node in cluster.nodes[:1]
-    ) * len(cluster.nodes)
-    return replace(cluster, nodes=nodes)
-
-
-def _faster(device: Device, factors: Mapping[str, float]) -> Device:
-    by_dtype = {
-        dtype: factor for rate, factor in factors.items() for dtype in DTYPES_OF_RATE[rate]
+def with_rates(cluster: Cluster, rates: Mapping[str, float]) -> Cluster:
+    """The cluster with other sustained rates, by the names of `rates.RATES`."""
+    node = cluster.nodes[0]
+    by_dtype = {dtype: value for rate, value in rates.items() for dtype in RATES[rate]}
+    achieved = {
+        dtype: by_dtype.get(dtype, value)
+        for dtype, value in node.device.achieved_flops_per_s.items()
     }
-    rates = {
-        dtype: rate * by_dtype.get(dtype, 1.0)
-        for dtype, rate in device.achieved_flops_per_s.items()
-    }
-    return replace(device, achieved_flops_per_s=rates)
+    device = replace(node.device, achieved_flops_per_s=achieved)
+    return replace(cluster, nodes=(replace(node, device=device),) * len(cluster.nodes))
 
 
-SimulateAll = Callable[[Sequence[int], Values], Sequence[Simulated]]
-"""Simulates the rows of these indices under the constants."""
+ROUNDS, STEP = 40, 0.5
+"""Of Gauss-Newton: at most so many, and none changes a constant by more than this logarithm."""
+
+Simulate = Callable[[Sequence[Values]], Sequence[Simulated]]
+"""Simulates all rows: under one set of constants, or each under its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
-    """All runs to first order about some constants: what a fit works on."""
+class Composed:
+    """All runs as sums of parts, about the constants they were simulated under.
+
+    `shares` is [runs, parts], `powers` [parts, constants]; logarithms throughout.
+    """
 
     names: tuple[Name, ...]
     start: Array
     prior: Array
+    parents: tuple[int, ...]
     spread: Array
     errors: Array
-    slopes: Array
+    shares: Array
+    powers: Array
     weights: Array
+
+    def errors_at(self, logs: Array) -> Array:
+        """Log errors of all runs under other constants."""
+        return self._at(logs)[0]
+
+    def _at(self, logs: Array) -> tuple[Array, Array]:
+        """Log errors, and their derivatives by log constants."""
+        parts = self.shares * np.exp(self.powers @ (logs - self.start))
+        total = parts.sum(axis=1)
+        return self.errors + np.log(total), (parts / total[:, None]) @ self.powers
 
     def solve(self, keep: npt.NDArray[np.bool_] | None = None) -> Array:
         """Log constants of least cost over the rows kept, by reweighted least squares."""
         rows = np.ones(len(self.errors), bool) if keep is None else keep
-        slopes, errors, weights = self.slopes[rows], self.errors[rows], self.weights[rows]
         at = self.start.copy()
         pull, drawn = self._priors()
-        for _ in range(30):
-            left = errors + slopes @ (at - self.start)
-            weight = weights / np.sqrt(1 + (left / NOISE) ** 2) / NOISE**2
+        for _ in range(ROUNDS):
+            errors, slopes = self._at(at)
+            errors, slopes = errors[rows], slopes[rows]
+            weight = self.weights[rows] / np.sqrt(1 + (errors / NOISE) ** 2) / NOISE**2
             normal = slopes.T @ (slopes * weight[:, None]) + pull
-            goal = slopes.T @ (weight * (slopes @ self.start - errors)) + drawn
-            found = np.linalg.solve(normal, goal)
-            if np.abs(found - at).max() < 1e-6:
-                return found
-            at = found
+            goal = slopes.T @ (weight * (slopes @ at - errors)) + drawn
+            step = np.clip(np.linalg.solve(normal, goal) - at, -STEP, STEP)
+            at = at + step
+            if np.abs(step).max() < 1e-5:
+                break
         return at
 
     def _priors(self) -> tuple[Array, Array]:
         """The precision of the priors, and that times their mean.
 
-        A trainer's constant lies about the default's, whatever that is found to be.
+        A trainer's constant lies about its parent's, whatever that is found to be.
         """
         size = len(self.names)
         pull, drawn = np.zeros((size, size)), np.zeros(size)
-        place = {name: index for index, name in enumerate(self.names)}
-        for index, (group, owner, key) in enumerate(self.names):
+        for index, parent in enumerate(self.parents):
             precision = 1 / self.spread[index] ** 2
             pull[index, index] += precision
-            if group == "trainer" and owner != DEFAULT:
-                other = place["trainer", DEFAULT, key]
-                pull[other, other] += precision
-                pull[index, other] -= precision
-                pull[other, index] -= precision
-            else:
-                drawn[index] += precision * self.prior[index]
+            drawn[index] += precision * self.prior[index]
+            if parent >= 0:
+                pull[parent, parent] += precision
+                pull[index, parent] -= precision
+                pull[parent, index] -= precision
+                drawn[parent] -= precision * self.prior[index]
         return pull, drawn
 
 
@@ -238,41 +260,43 @@ def fit(
     rows: Sequence[TrainingRow],
     weights: Sequence[float],
     trainers: Mapping[str, Trainer],
-    simulate_all: SimulateAll,
-    rounds: int = 5,
+    simulate: Simulate,
+    rounds: int = 3,
+    start: Values | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> tuple[Values, Linear]:
+) -> tuple[Values, Composed]:
     """The constants of least cost, and the runs to first order about them."""
     values: Values = constants_of(trainers, rows)
-    prior = _prior_of(values)
-    best: tuple[float, Values, Linear] | None = None
+    prior = prior_of(values, trainers)
+    values = {**values, **{name: value for name, value in (start or {}).items() if name in values}}
+    best: tuple[float, Values, Composed] | None = None
     for number in range(rounds):
-        found = simulate_all(range(len(rows)), values)
-        linear = linearised(values, prior, found, weights)
-        cost = _cost(linear)
+        found = simulate([values])
+        runs = composed(values, prior, trainers, found, weights)
+        cost = _cost(runs)
         tell(f"round {number + 1}: cost {cost:.1f}")
         if best is not None and cost > best[0] * 0.999:
             values = best[1] if cost > best[0] else values
             break
-        best = (cost, values, linear)
-        solved = linear.solve()
-        change = np.clip(solved - linear.start, -1.0, 1.0)
-        values = values_at(linear.names, linear.start + change)
+        best = (cost, values, runs)
+        values = values_at(runs.names, runs.solve())
     assert best is not None
     return best[1], best[2]
 
 
-def _cost(linear: Linear) -> float:
-    loss = 2 * (np.sqrt(1 + (linear.errors / NOISE) ** 2) - 1)
-    return float(linear.weights @ loss)
+def _cost(runs: Composed) -> float:
+    loss = 2 * (np.sqrt(1 + (runs.errors / NOISE) ** 2) - 1)
+    return float(runs.weights @ loss)
 
 
-def _prior_of(values: Values) -> dict[Name, float]:
-    """Where each constant is drawn: where it began; a trainer's is measured from the default's."""
-    return {
-        name: 0.0 if name[0] == "trainer" and name[1] != DEFAULT else math.log(value)
-        for name, value in values.items()
-    }
+def prior_of(values: Values, trainers: Mapping[str, Trainer]) -> dict[Name, float]:
+    """The logarithm each constant is drawn to; where its parent has one, beside that one."""
+    found = {}
+    for name, value in values.items():
+        relative = trainers[name[1]].relative.get(name[2], 1.0) if name[0] == "trainer" else 1.0
+        about = 1.0 if _parent(name, trainers, values) else value
+        found[name] = math.log(about * relative)
+    return found
 
 
 def values_at(names: Sequence[Name], logs: Array) -> dict[Name, float]:
@@ -280,29 +304,49 @@ def values_at(names: Sequence[Name], logs: Array) -> dict[Name, float]:
     return {name: math.exp(log) for name, log in zip(names, logs.tolist(), strict=True)}
 
 
-def linearised(
+def composed(
     values: Values,
     prior: Mapping[Name, float],
+    trainers: Mapping[str, Trainer],
     found: Sequence[Simulated],
     weights: Sequence[float],
-) -> Linear:
-    """The simulated runs as a linear model."""
+) -> Composed:
+    """The simulated runs as sums of parts."""
     names = tuple(values)
     place = {name: index for index, name in enumerate(names)}
-    slopes = np.zeros((len(found), len(names)))
+    parts = sorted({powers for one in found for powers in one.shares})
+    column = {powers: index for index, powers in enumerate(parts)}
+    shares = np.zeros((len(found), len(parts)))
     for row, one in enumerate(found):
-        for name, slope in one.slopes.items():
+        for powers, share in one.shares.items():
+            shares[row, column[powers]] = share
+    scales = np.zeros((len(parts), len(names)))
+    for index, powers in enumerate(parts):
+        for name, power in powers:
             if name in place:
-                slopes[row, place[name]] = slope
-    return Linear(
+                scales[index, place[name]] += power
+    return Composed(
         names=names,
         start=np.array([math.log(max(value, 1e-12)) for value in values.values()]),
         prior=np.array([prior[name] for name in names]),
+        parents=tuple(
+            place[parent] if (parent := _parent(name, trainers, values)) else -1 for name in names
+        ),
         spread=np.array([SPREAD[_spread_of(name)] for name in names]),
         errors=np.array([one.error for one in found]),
-        slopes=slopes,
+        shares=shares,
+        powers=scales,
         weights=np.array(weights, dtype=np.float64),
     )
+
+
+def _parent(name: Name, trainers: Mapping[str, Trainer], values: Values) -> Name | None:
+    """The constant that a trainer's is drawn to, None for others' and where there is none."""
+    group, owner, key = name
+    if group != "trainer" or owner == DEFAULT:
+        return None
+    found = _holder(trainers[trainers[owner].parent], key, values)
+    return found if found in values else None
 
 
 def _spread_of(name: Name) -> str:

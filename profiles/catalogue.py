@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from claw_plan.profiles.cluster import Device, Link
 from claw_plan.profiles.cluster_schema import (
@@ -24,13 +24,8 @@ from claw_plan.profiles.cluster_schema import (
 from claw_plan.profiles.collective_constants import link_constants, provenance
 from claw_plan.profiles.errors import InputError, near_matches
 from claw_plan.profiles.files import read_yaml, validate
-
-SUSTAINED_SHARE = 0.75
-"""Of a dtype's peak, where nobody published what large GEMMs sustain: between A100's .78 and
-H100's .69 (see their entries)."""
-
-ATTENTION_SHARE = 0.66
-"""Of the 16-bit GEMM rate: A100's 160 of 243 TFLOP/s."""
+from claw_plan.profiles.fitted import fitted
+from claw_plan.profiles.rates import RATES, usual_rates
 
 KERNEL_LAUNCH_NS = 15_000
 """Host time per kernel of eager PyTorch on a GPU: the default of a fit to 426 published training
@@ -73,8 +68,11 @@ def _resolve(name: str, entries: Mapping[str, _Figures]) -> _Figures:
     return base.model_copy(update=given(entry))
 
 
-def device(name: str, own: DeviceFigures | None = None) -> Device:
-    """A device of the catalogue, `own` figures taken first; 'custom' has only its own."""
+def device(name: str, own: DeviceFigures | None = None, *, with_fitted: bool = True) -> Device:
+    """A device of the catalogue, `own` figures taken first; 'custom' has only its own.
+
+    `with_fitted=False` leaves out what published training runs tell of its rates.
+    """
     if name == "custom":
         figures = own or DeviceFigures()
         _require(figures, "memory", "bandwidth", "peak")
@@ -98,7 +96,7 @@ def device(name: str, own: DeviceFigures | None = None) -> Device:
         memory_bytes=figures.memory,
         memory_bytes_per_s=figures.bandwidth,
         peak_flops_per_s=peak,
-        achieved_flops_per_s=_sustained(peak, figures.achieved or {}),
+        achieved_flops_per_s=_sustained(name, figures, own, with_fitted=with_fitted),
         kernel_launch_ns=figures.kernel_launch or KERNEL_LAUNCH_NS,
         source="; ".join(sources),
         processors=figures.processors or 0,
@@ -123,11 +121,36 @@ def _require(figures: Part, *names: str) -> None:
         raise InputError(f"a custom type needs {', '.join(names)}; missing: {', '.join(missing)}")
 
 
-def _sustained(peak: Mapping[str, float], achieved: Mapping[Any, float]) -> dict[str, float]:
-    rates = {dtype: achieved.get(dtype, SUSTAINED_SHARE * rate) for dtype, rate in peak.items()}
-    half = rates.get("bfloat16", rates.get("float16", rates.get("float32", 0.0)))
-    rates["attention"] = achieved.get("attention", ATTENTION_SHARE * half)
+def _sustained(
+    name: str, figures: DeviceFigures, own: DeviceFigures | None, *, with_fitted: bool
+) -> dict[str, float]:
+    """The cluster file's rates, else fitted ones, else measured ones, else what is usual."""
+    assert figures.peak
+    peak = {str(dtype): rate for dtype, rate in figures.peak.items()}
+    rates = usual_rates(peak, figures.power_w)
+    rates |= {str(key): rate for key, rate in (figures.achieved or {}).items()}
+    if own is not None and (own.peak or own.achieved):
+        return rates
+    for rate, factor in (_fitted_factors(name) if with_fitted else {}).items():
+        rates |= {dtype: factor * rates[dtype] for dtype in RATES[rate] if dtype in rates}
     return rates
+
+
+@cache
+def _fitted_factors(name: str) -> Mapping[str, float]:
+    """Fitted rates over those without the fit: of the part, else of the one it is like."""
+    known = fitted().rates.get(name)
+    entry = catalogue().devices.get(name)
+    like = entry.like if entry is not None else None
+    inherited = dict(_fitted_factors(like)) if like else {}
+    if known is None:
+        return inherited
+    plain = device(name, with_fitted=False).achieved_flops_per_s
+    return inherited | {
+        rate: value / plain[RATES[rate][-1]]
+        for rate, value in known.items()
+        if RATES[rate][-1] in plain
+    }
 
 
 def link(name: str | None, own: LinkFigures | None = None) -> Link:

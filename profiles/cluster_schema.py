@@ -97,6 +97,7 @@ class DeviceFigures(Part):
     achieved: dict[Dtype | Literal["attention"], FlopsPerS] | None = None
     achieved_source: str | None = None
     kernel_launch: Ns | None = None
+    power_w: int | None = Field(default=None, strict=True, gt=0, le=100_000)
     processors: int | None = Field(default=None, strict=True, ge=0)
     gemm_ramp: int | None = Field(default=None, strict=True, ge=0)
     peer_to_peer: bool | None = None

@@ -32,7 +32,7 @@ _COLUMNS = {
     "data parallelism": "dp",
     "pipeline parallelism": "pp",
 }
-_TIME = "iteration time (ms)"
+TIME_COLUMN = "iteration time (ms)"
 
 VOCAB = 51200
 NETWORK = "4x200 Gb/s InfiniBand per node"
@@ -49,7 +49,7 @@ _ASSUMED = (
 def is_iterations(text: str) -> bool:
     """Whether the first line has the columns of a file of iteration times."""
     header = _header(text)
-    return _TIME in header and sum(name in header for name in _COLUMNS) >= 3
+    return TIME_COLUMN in header and sum(name in header for name in _COLUMNS) >= 3
 
 
 def _header(text: str) -> list[str]:
@@ -61,7 +61,7 @@ def read_iterations(path: Path) -> Published:
     """The rows of a file; raises InputError that names file, line and column."""
     text = read_text(path)
     header = _header(text)
-    for name in (*_COLUMNS, _TIME):
+    for name in (*_COLUMNS, TIME_COLUMN):
         if name not in header:
             raise InputError(
                 f"{path.name}:1: the column {name!r} is missing; {near_matches(name, header)}"
@@ -80,7 +80,7 @@ def read_iterations(path: Path) -> Published:
         if reason:
             others.append(NotExpressed(id=row.name, family=path.name, reason=reason))
         else:
-            rows.append(_training_row(path, row.name, values, _time_ns(row, line[_TIME])))
+            rows.append(_training_row(path, row.name, values, _time_ns(row, line[TIME_COLUMN])))
     return Published(path=path, kind=ITERATIONS, training=tuple(rows), not_expressed=tuple(others))
 
 
@@ -100,7 +100,7 @@ def _time_ns(row: Row, cell: str) -> int:
     except ValueError:
         milliseconds = 0.0
     if not 0 < milliseconds < 1e9:
-        raise row.fail(_TIME, f"must be a positive number; got {cell!r}")
+        raise row.fail(TIME_COLUMN, f"must be a positive number; got {cell!r}")
     return round(milliseconds * NS_PER_MS)
 
 

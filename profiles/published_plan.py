@@ -62,6 +62,7 @@ def plan_of(
         compiled=plan.truth("compile", trainer == "maxtext"),
         cuda_graphs=plan.truth("cuda_graphs", "cuda graph" in notes.lower()),
         async_tp=plan.truth("async_tp", False),
+        overlaps_tp="no tp comm overlap" not in notes.lower(),
         cp_kind="a2a" if "a2a" in plan.text("cp_comm", "").lower() else "ring",
         layers_per_stage=layers_per_stage(plan, sizes.layers, degrees["pp"], vpp),
     )

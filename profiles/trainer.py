@@ -8,7 +8,8 @@ from, in trainers.yaml. `torch` is what planning uses when there is no profile o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 CONSTANTS = (
     "memory_scale",
@@ -46,7 +47,12 @@ class Trainer:
     that traffic runs beside computation. `fused_attention`, `fused_loss`: as in
     `reference_model.Division`. `recompute_stops_early`: torch's checkpoint stops at the last
     tensor that backward needs, Megatron's runs the whole block. `half_recompute` is the share of
-    a block's forward that a selective policy of the trainer runs again.
+    a block's forward that a selective policy of the trainer runs again. `scatters_sends`:
+    tensor-parallel ranks send a part of the hidden state each to the next stage, where it is put
+    together again (Narayanan et al. 2021, section 4.1).
+
+    `parent` is the trainer whose constants it takes where it has none, and to which its own are
+    drawn when they are fitted, times `relative` where that says more. `fitted` names its own.
     """
 
     name: str
@@ -69,6 +75,9 @@ class Trainer:
     fused_loss: bool = True
     recompute_stops_early: bool = True
     half_recompute: float = 0.45
+    scatters_sends: bool = False
+    parent: str = ""
+    relative: Mapping[str, float] = field(default_factory=dict)
     fitted: tuple[str, ...] = ()
     source: str = ""
 

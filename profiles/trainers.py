@@ -10,60 +10,85 @@ from typing import Any
 
 from claw_plan.profiles.errors import InputError, near_matches
 from claw_plan.profiles.files import read_yaml
-from claw_plan.profiles.trainer import CONSTANTS, Trainer
+from claw_plan.profiles.fitted import Fitted, fitted
+from claw_plan.profiles.trainer import CONSTANTS, SHARED, Trainer
 
 DEFAULT = "torch"
 """Whose constants a trainer takes where it has none of its own, and planning without a profile."""
 
 
 @cache
-def load_trainers(path: Path | None = None) -> Mapping[str, Trainer]:
+def load_trainers(path: Path | None = None, *, with_fitted: bool = True) -> Mapping[str, Trainer]:
     """All trainers by name, of the file or of the one that comes with the program.
 
-    Raises InputError for a file that is not one, and for keys that are not known.
+    `with_fitted=False` leaves all at the constants that fits begin with. Raises InputError for a
+    file that is not one, and for keys that are not known.
     """
     document = read_yaml(path or Path(__file__).with_name("trainers.yaml"))
-    return trainers_of(document.data, document.path.name)
+    return trainers_of(document.data, document.path.name, fitted() if with_fitted else Fitted())
 
 
-def trainers_of(document: Mapping[str, Any], where: str) -> Mapping[str, Trainer]:
+def trainers_of(
+    document: Mapping[str, Any], where: str, constants: Fitted
+) -> Mapping[str, Trainer]:
     """The trainers of a parsed file; `where` names it in errors."""
-    facts, constants = document.get("facts"), document.get("constants")
-    if not isinstance(facts, Mapping) or not isinstance(constants, Mapping):
-        raise InputError(f"{where}: a file of trainers has the keys 'facts' and 'constants'")
-    if DEFAULT not in facts or DEFAULT not in constants:
+    for key in ("facts", "prior", "own"):
+        if not isinstance(document.get(key), Mapping):
+            raise InputError(f"{where}: a file of trainers has a mapping {key!r}")
+    facts = document["facts"]
+    if DEFAULT not in facts:
         raise InputError(f"{where}: {DEFAULT!r} is missing; others take what they lack from it")
-    shared = {key: float(value) for key, value in (document.get("shared") or {}).items()}
-    default = {**_own(constants, DEFAULT), **shared}
-    found = {}
+    found: dict[str, Trainer] = {}
     for name in facts:
-        own = _own(constants, name)
-        known = _facts(facts, name, where)
-        bad = [key for key in (*own, *known) if key not in _KEYS]
-        if bad:
-            raise InputError(f"{where}: {name}: {near_matches(bad[0], _KEYS)}")
-        found[name] = Trainer(
-            name=name,
-            **{**default, **own},
-            **known,
-            fitted=tuple(key for key in CONSTANTS if key in own),
-            source=str(document.get("source", "")),
-        )
+        _add(found, name, document, where, constants)
     return found
 
 
-def _own(constants: Mapping[str, Any], name: str) -> dict[str, float]:
-    return {key: float(value) for key, value in (constants.get(name) or {}).items()}
-
-
-def _facts(facts: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
-    own = dict(facts[name] or {})
-    like = own.pop("like", None)
-    if like is None:
-        return own
-    if like not in facts:
+def _add(
+    found: dict[str, Trainer], name: str, document: Mapping[str, Any], where: str, fit: Fitted
+) -> Trainer:
+    """The trainer, its parent first."""
+    if name in found:
+        return found[name]
+    facts = document["facts"]
+    own_facts = dict(facts[name] or {})
+    like = own_facts.get("like", "" if name == DEFAULT else DEFAULT)
+    if like and like not in facts:
         raise InputError(f"{where}: {name} is like {like!r}; {near_matches(like, facts)}")
-    return {**_facts(facts, like, where), **own}
+    parent = _add(found, like, document, where, fit) if like else None
+    known = {**(_facts_of(parent) if parent else {}), **own_facts}
+    known.pop("like", None)
+    kind = known.pop("own", None) or (parent and _kind(parent, document)) or "fused"
+    if kind not in document["own"]:
+        raise InputError(f"{where}: {name}: own: {near_matches(str(kind), document['own'])}")
+    before = {**document["prior"], **fit.shared}
+    if parent is not None:
+        before = {key: getattr(parent, key) for key in (*CONSTANTS, *SHARED)}
+    own = fit.trainers.get(name, {})
+    bad = [key for key in (*before, *own, *known) if key not in _KEYS]
+    if bad:
+        raise InputError(f"{where}: {name}: {near_matches(bad[0], _KEYS)}")
+    values = {key: float(value) for key, value in {**before, **own}.items()}
+    found[name] = Trainer(
+        name=name,
+        **values,
+        **known,
+        parent=like,
+        fitted=tuple(document["own"][kind]),
+        source=fit.source,
+    )
+    return found[name]
 
 
-_KEYS = {field.name for field in fields(Trainer)} - {"name", "fitted", "source"}
+def _kind(trainer: Trainer, document: Mapping[str, Any]) -> str | None:
+    """Under which name of `own` its constants stand."""
+    kinds = document["own"]
+    return next((kind for kind, names in kinds.items() if tuple(names) == trainer.fitted), None)
+
+
+def _facts_of(parent: Trainer) -> dict[str, Any]:
+    return {key: getattr(parent, key) for key in _FACTS}
+
+
+_KEYS = {each.name for each in fields(Trainer)} - {"name", "parent", "fitted", "source"}
+_FACTS = _KEYS - {*CONSTANTS, *SHARED, "relative"}

@@ -1,8 +1,8 @@
 """`TrainingRow`: one published training run as the planner can repeat it, with what was measured.
 
-`published_training` reads files into rows; `planner.validation` predicts them; `planner.trainer_fit`
-fits the constants of trainers to them. Everything a source leaves out has been filled in here by
-the reader and named in `assumed`.
+`published_training` reads files into rows; `planner.validation` predicts them;
+`planner.trainer_fit` fits the constants of trainers to them. Everything a source leaves out has
+been filled in by the reader and named in `assumed`.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class PublishedPlan:
     'half' (torchtitan's and others' selective: the ratio is the trainer's) or 'moe' (norms and
     expert activations). `dtype` is what kernels compute in; `linear_dtype` that of the linear
     layers when lower: 'float8' or 'float4', scaled as `scaling` says ('tensor', 'row', 'block').
+    `overlaps_tp` is false where the source says that tensor-parallel traffic is not overlapped.
     `layers_per_stage` lists the layers of every stage where the source prints them (or cuts that
     give them), in the order of the model.
     """
@@ -102,6 +103,7 @@ class PublishedPlan:
     compiled: bool = False
     cuda_graphs: bool = False
     async_tp: bool = False
+    overlaps_tp: bool = True
     cp_kind: str = "ring"
     layers_per_stage: tuple[int, ...] = ()
 

@@ -5,6 +5,7 @@ import pytest
 from claw_plan.profiles import catalogue
 from claw_plan.profiles.cluster_schema import DeviceFigures, LinkFigures, NodeSpec
 from claw_plan.profiles.errors import InputError
+from claw_plan.profiles.fitted import fitted
 from claw_plan.profiles.units import GIB
 
 DEVICES = sorted(catalogue.catalogue().devices)
@@ -76,7 +77,7 @@ def test_figures_that_everybody_knows() -> None:
     assert a100.peak_flops_per_s["bfloat16"] == 312e12
     assert a100.memory_bytes == 80 * GIB
     assert a100.memory_bytes_per_s == 2.039e12
-    assert a100.achieved_flops_per_s["bfloat16"] == 243e12
+    assert a100.achieved_flops_per_s["float32"] == pytest.approx(18e12, rel=0.1)
     h100 = catalogue.device("h100")
     assert h100.peak_flops_per_s["bfloat16"] == 989.4e12
     assert h100.peak_flops_per_s["float8"] == pytest.approx(2 * 989.4e12, rel=1e-3)
@@ -93,17 +94,30 @@ def test_links_side_by_side_add_up() -> None:
     assert (link.name, link.bytes_per_s, link.latency_ns) == ("nvlink3 x4", 100e9, 5250)
 
 
-def test_a_dtype_nobody_measured_sustains_three_quarters() -> None:
-    device = catalogue.device("a10g")
-    assert device.achieved_flops_per_s["bfloat16"] == 0.75 * 70e12
-    assert device.achieved_flops_per_s["attention"] == pytest.approx(0.66 * 0.75 * 70e12)
+def test_what_nobody_measured_follows_from_peak_and_power() -> None:
+    a10g = catalogue.device("a10g").achieved_flops_per_s
+    assert a10g["bfloat16"] == pytest.approx(0.78 * 70e12)
+    assert a10g["attention"] == pytest.approx(0.75 * 0.78 * 70e12)
+    h100 = catalogue.device("h100", with_fitted=False).achieved_flops_per_s
+    assert h100["bfloat16"] == 700e12  # 700 W
+
+
+def test_a_part_inherits_what_was_fitted_to_the_one_it_is_like() -> None:
+    def factor(name: str) -> float:
+        plain = catalogue.device(name, with_fitted=False).achieved_flops_per_s["bfloat16"]
+        return catalogue.device(name).achieved_flops_per_s["bfloat16"] / plain
+
+    assert factor("a800-sxm-80gb") == pytest.approx(factor("a100-sxm-80gb"))
+    assert factor("a100-sxm-80gb") == pytest.approx(
+        fitted().rates["a100-sxm-80gb"]["half"] / 243.36e12
+    )
 
 
 def test_own_figures_win_and_are_said() -> None:
     own = DeviceFigures.model_validate({"peak": {"bfloat16": "800 TFLOPS"}})
     device = catalogue.device("h100", own)
     assert device.peak_flops_per_s == {"bfloat16": 800e12}
-    assert device.achieved_flops_per_s["bfloat16"] == 600e12
+    assert device.achieved_flops_per_s["bfloat16"] == pytest.approx(0.78 * 800e12)
     assert device.memory_bytes_per_s == 3.35e12
     assert device.source.endswith("peak from the cluster file")
     slow = LinkFigures.model_validate({"bandwidth": "100 GB/s"})

@@ -131,7 +131,7 @@ def test_a_custom_device_and_link(tmp_path: Path) -> None:
     )
     node = cluster.nodes[0]
     assert node.device.memory_bytes == 80 * GIB
-    assert node.device.achieved_flops_per_s["float32"] == 0.75 * 9e12
+    assert node.device.achieved_flops_per_s["float32"] == 0.9 * 9e12
     assert (node.intra.bytes_per_s, node.intra.latency_ns) == (100e9, 2000)
     assert node.nic.bytes_per_s == 50e9
     assert node.nic_bytes_per_s_per_device == 25e9
