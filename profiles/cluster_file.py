@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from claw_plan.profiles import catalogue
 from claw_plan.profiles.cluster import Cluster, Device, Link, Network, Node
 from claw_plan.profiles.cluster_schema import (
+    MAX_HOST_BYTES,
     ClusterSpec,
     DevicesSpec,
     HostSpec,
@@ -250,7 +251,7 @@ class _NodeReader:
     def _host(self, host: HostSpec | None, device: Device, count: int) -> HostSpec:
         if host is not None:
             return host
-        memory = max(64 * GIB, 2 * device.memory_bytes * count)
+        memory = min(max(64 * GIB, 2 * device.memory_bytes * count), MAX_HOST_BYTES)
         self._assumptions.append(
             f"no host given for {device.name}: {format_bytes(memory)} of memory, "
             f"{8 * count} cores a node"

@@ -29,7 +29,7 @@ MAX_BYTES_PER_S = 1e15
 MAX_FLOPS_PER_S = 1e18
 """No memory or link moves a PB/s and no device computes an EFLOPS (B200: 8 TB/s, 2.25 PFLOPS)."""
 
-_MAX_HOST_BYTES = 64 * 1024 * GIB
+MAX_HOST_BYTES = 64 * 1024 * GIB
 _MAX_NODES = 100_000
 
 
@@ -69,7 +69,7 @@ def _type_alone(value: object) -> object:
 DeviceBytes = Annotated[
     int, _quantity(parse_bytes, MAX_DEVICE_BYTES, format_bytes(MAX_DEVICE_BYTES))
 ]
-HostBytes = Annotated[int, _quantity(parse_bytes, _MAX_HOST_BYTES, format_bytes(_MAX_HOST_BYTES))]
+HostBytes = Annotated[int, _quantity(parse_bytes, MAX_HOST_BYTES, format_bytes(MAX_HOST_BYTES))]
 BytesPerS = Annotated[float, _quantity(parse_bytes_per_s, MAX_BYTES_PER_S, "1 PB/s")]
 FlopsPerS = Annotated[float, _quantity(parse_flops_per_s, MAX_FLOPS_PER_S, "1000 PFLOPS")]
 Ns = Annotated[int, _quantity(parse_ns)]

@@ -45,7 +45,7 @@ def _entries(source: Source) -> list[tuple[int, list[str]]]:
     """Line number and words of every line that is neither blank nor a comment."""
     found = []
     for number, line in enumerate(source.lines, start=1):
-        text = re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).strip()
+        text = "=".join(part.strip() for part in line.split("#", 1)[0].split("="))
         names = text.split(",")
         if len(names) > 1 and not any(" " in name or "=" in name or not name for name in names):
             found += [(number, [name]) for name in names]  # Horovod's  -H node1:8,node2:8

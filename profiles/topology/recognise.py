@@ -82,7 +82,7 @@ def _read_document(source: Source, document: Document) -> list[Reading]:
     for recognises, reads in _DOCUMENTS:
         if recognises(document):
             return reads(source, document)
-    keys = ", ".join(str(key)[:30] for key in list(document.data)[:4])
+    keys = ", ".join(" ".join(str(key).split())[:30] for key in list(document.data)[:4])
     raise InputError(
         f"{source.where(first_line(source)[0])}: a file with the keys {keys or 'none'}, which is "
         f"no description of a machine; {_KNOWN}"

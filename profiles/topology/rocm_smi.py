@@ -24,7 +24,7 @@ from claw_plan.profiles.topology.source import Source, whole_number
 FORMAT = "rocm-smi --showtopo"
 
 _TITLE = re.compile(
-    r"(Link Type|Link accessibility|Weight|Hops|Min/Max|.*bandwidth|Numa)\b[^\n]{0,40}",
+    r"(Link Type|Link accessibility|Weight|Hops|Min/Max|bandwidth|Numa)\b[^\n]{0,40}",
     re.IGNORECASE,
 )
 _GPU = re.compile(r"(?:.*\W)?GPU\[?(\d{1,4})\]?:?\Z")

@@ -344,3 +344,9 @@ def test_nonsense_raises_nothing_but_input_errors(nodes: list[object]) -> None:
         cluster_from_mapping({"nodes": nodes}, "plan.yaml")
     except InputError as error:
         assert "plan.yaml" in str(error)
+
+
+def test_a_node_of_a_thousand_devices_has_a_host(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("nodes:\n- devices: {type: mi300x, count: 1024}\n")
+    assert load_cluster(str(path)).nodes[0].host_memory_bytes == 64 << 40
