@@ -9,7 +9,7 @@ ring          passes*(n-1) steps of S/n, passes 2 for all_reduce, else 1; of the
 tree          all_reduce: a double binary tree over the nodes, a chain inside: 2 log2(N) hops
               between and 2(r-1) inside; a node sends S over the network when there are two (each
               tree one way), else 2 S, and 2 S go through each port inside
-nvls          all_reduce in the switch: each rank sends and receives S(1 + 1/n)
+nvls          all_reduce in the switch: each rank sends S up and receives S
 nvls_tree     the same inside, the tree between the nodes
 all_to_all    every rank sends S/n to every other at once
 hierarchical  (only when asked for) ring inside, ring between on S/r, ring inside
@@ -263,7 +263,7 @@ def _in_switch(route: Route, work: CollectiveWork) -> Way:
         algorithm="nvls_tree" if far else "nvls",
         intra_hops=2.0,
         inter_hops=2.0 * math.ceil(math.log2(route.nodes)),
-        intra_bytes=work.bytes * (1 + 1 / route.local),
+        intra_bytes=float(work.bytes),
         inter_bytes=_tree_bytes(route, work) if far else 0.0,
         intra="nvls",
         inter=work.op,

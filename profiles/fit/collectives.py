@@ -1,6 +1,6 @@
 """collectives.yaml to `tables/collectives.yaml`: constants of libraries and of links.
 
-All rows that can be expressed are fitted together, by errors of logarithms. A group (one source,
+All rows that can be expressed are fitted together, by their relative errors. A group (one source,
 GPU and collective) left out is then predicted by the constants of the others: these errors are
 written beside the constants, and are the spread that `CollectiveCost` states.
 """
@@ -26,10 +26,11 @@ from claw_plan.profiles.published_rows import CollectiveRow
 
 COMMAND = "python -m claw_plan.profiles.fit"
 
-NOISE = 0.08
+NOISE = 0.05
 """Errors of long messages below it are noise; of short ones (latency) thrice as much."""
 
 _SMALL_WEIGHT = 1 / 3
+_ROUNDS, _ROUNDS_NEAR = 40, 8
 _TWO_THIRDS = 66.7
 
 Array = npt.NDArray[np.float64]
@@ -99,23 +100,29 @@ def fit(
     model: Model,
     timings: Sequence[CollectiveTiming],
     rows: npt.NDArray[np.bool_],
-    start: Array | None = None,
+    near: Array | None = None,
 ) -> Array:
-    """The vector that fits the chosen rows; `start` only saves time."""
-    measured = np.log([timing.measured_ns for timing in timings])
+    """The vector that fits the chosen rows; `near` is one that fits most of them."""
+    measured = np.array([timing.measured_ns for timing in timings])
     small = np.array([timing.work.bytes < SMALL_BYTES for timing in timings])
     weight = np.where(small, _SMALL_WEIGHT, 1.0)
 
     def residuals(at: Array) -> Array:
-        errors: Array = ((np.log(model.times_ns(at)) - measured) * weight)[rows]
+        errors: Array = ((model.times_ns(at) / measured - 1) * weight)[rows]
         return errors
 
-    begin = model.prior if start is None else start
-    return fit_parameters(residuals, begin, prior=model.prior, spread=model.spread, noise=NOISE)
+    return fit_parameters(
+        residuals,
+        model.prior if near is None else near,
+        prior=model.prior,
+        spread=model.spread,
+        noise=NOISE,
+        rounds=_ROUNDS if near is None else _ROUNDS_NEAR,
+    )
 
 
 def left_out_errors(
-    model: Model, timings: Sequence[CollectiveTiming], start: Array | None = None
+    model: Model, timings: Sequence[CollectiveTiming], near: Array | None = None
 ) -> Array:
     """Relative errors, each group predicted by the constants of all others."""
     groups = np.array([timing.group for timing in timings])
@@ -123,7 +130,7 @@ def left_out_errors(
     predicted = np.zeros(len(timings))
     for group in sorted(set(groups)):
         out = groups == group
-        predicted[out] = model.times_ns(fit(model, timings, ~out, start))[out]
+        predicted[out] = model.times_ns(fit(model, timings, ~out, near))[out]
     errors: Array = predicted / measured - 1
     return errors
 
@@ -148,7 +155,17 @@ def fit_collectives(files: Sequence[DataFile]) -> dict[str, str]:
 
 def _summaries(timings: Sequence[CollectiveTiming], errors: Array) -> dict[str, Any]:
     small = np.array([timing.work.bytes < SMALL_BYTES for timing in timings])
-    return {"from_1_mib": _summary(errors[~small]), "below_1_mib": _summary(errors[small])}
+    families = np.array([f"{t.work.op} {t.node.device.name}" for t in timings])
+    by_family = {
+        name: _summaries_of(errors[families == name], small[families == name])
+        for name in sorted(set(families))
+    }
+    return {**_summaries_of(errors, small), "families": by_family}
+
+
+def _summaries_of(errors: Array, small: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    parts = {"from_1_mib": errors[~small], "below_1_mib": errors[small]}
+    return {name: _summary(part) for name, part in parts.items() if len(part)}
 
 
 def _summary(errors: Array) -> dict[str, float]:

@@ -25,6 +25,7 @@ def fit_parameters(
     prior: Array,
     spread: Array,
     noise: float = 0.06,
+    rounds: int = _ROUNDS,
 ) -> Array:
     """The parameters of least cost.
 
@@ -34,6 +35,7 @@ def fit_parameters(
         prior: What the parameters are when nothing is measured.
         spread: How far from the prior they lie, as a rule.
         noise: Errors below it are counted by their squares, above it linearly.
+        rounds: When to stop at the latest.
     """
 
     def cost(at: Array) -> float:
@@ -42,7 +44,7 @@ def fit_parameters(
         return float(loss + np.sum(((at - prior) / spread) ** 2))
 
     found, lowest, damping = start.copy(), cost(start), 1e-2
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         errors = residuals(found)
         weight = 1 / np.sqrt(1 + (errors / noise) ** 2) / noise**2
         slopes = _slopes(residuals, found)

@@ -40,7 +40,11 @@ def test_the_same_data_gives_the_same_file() -> None:
     text = yaml.safe_load(made["collectives.yaml"])
     assert text["from"] == ["some.yaml (sha256 abababababababab)"]
     assert text["rows"] == 2 * len(SIZES)
-    assert set(text["left_out"]) == {"from_1_mib", "below_1_mib"}
+    assert set(text["left_out"]) == {"from_1_mib", "below_1_mib", "families"}
+    assert set(text["left_out"]["families"]) == {
+        "all_gather h100-sxm-80gb",
+        "all_reduce h100-sxm-80gb",
+    }
 
 
 def test_constants_follow_the_measurements() -> None:
