@@ -30,6 +30,9 @@ from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping, load_cluster
 from claw_plan.profiles.cost_model import ClusterCostModel
 from claw_plan.profiles.profile import Profile, load_profile
+from claw_plan.profiles.trainer import NEUTRAL, Trainer
+from claw_plan.profiles.trainers import DEFAULT as DEFAULT_TRAINER
+from claw_plan.profiles.trainers import load_trainers
 from claw_plan.profiles.work import PRECISIONS
 
 DEFAULT_GLOBAL_BATCH = 256
@@ -115,10 +118,20 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
             *assumed,
             *cluster.assumptions,
             *problem.cost.assumptions,
+            *_said_of(problem.trainer),
             *problem.graph.assumptions,
         ),
         reasons=tuple(reasons(scorer, space, found, best)),
     )
+
+
+def _said_of(trainer: Trainer) -> tuple[str, ...]:
+    if trainer is NEUTRAL:
+        return ()
+    sentence = (
+        f"no profile: overlap, host and fusion as the trainer {trainer.name!r}, {trainer.source}"
+    )
+    return (sentence,)
 
 
 def _pose(
@@ -172,7 +185,18 @@ def _problem(
         cluster=cluster,
         cost=ClusterCostModel(cluster, profile),
         training=replace(training, seq_len=graph.seq_len),
+        trainer=_trainer(cluster, profile),
     )
+
+
+def _trainer(cluster: Cluster, profile: Profile | None) -> Trainer:
+    """What software adds to single kernels: as published runs tell, until a profile knows better.
+
+    On CPUs only a profile tells, and a collective there stops the computation anyway.
+    """
+    if cluster.backend == "gloo" or (profile is not None and profile.measurements):
+        return NEUTRAL
+    return load_trainers()[DEFAULT_TRAINER]
 
 
 def _best_precision(cluster: Cluster) -> str:
@@ -247,6 +271,7 @@ def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Score
                 cluster=cluster,
                 cost=ClusterCostModel(cluster, profile),
                 training=problem.training,
+                trainer=_trainer(cluster, profile),
             )
         ).score(candidate, cuts)
         for profile in profiles

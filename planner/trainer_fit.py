@@ -189,6 +189,9 @@ def with_rates(cluster: Cluster, rates: Mapping[str, float]) -> Cluster:
 ROUNDS, STEP = 40, 0.5
 """Of Gauss-Newton: at most so many, and none changes a constant by more than this logarithm."""
 
+SETTLED = 0.005
+"""Rounds of simulation end when one lowers the cost by less than this share."""
+
 Simulate = Callable[[Sequence[Values]], Sequence[Simulated]]
 """Simulates all rows: under one set of constants, or each under its own."""
 
@@ -261,7 +264,7 @@ def fit(
     weights: Sequence[float],
     trainers: Mapping[str, Trainer],
     simulate: Simulate,
-    rounds: int = 3,
+    rounds: int = 8,
     start: Values | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[Values, Composed]:
@@ -271,14 +274,14 @@ def fit(
     values = {**values, **{name: value for name, value in (start or {}).items() if name in values}}
     best: tuple[float, Values, Composed] | None = None
     for number in range(rounds):
-        found = simulate([values])
-        runs = composed(values, prior, trainers, found, weights)
+        runs = composed(values, prior, trainers, simulate([values]), weights)
         cost = _cost(runs)
         tell(f"round {number + 1}: cost {cost:.1f}")
-        if best is not None and cost > best[0] * 0.999:
-            values = best[1] if cost > best[0] else values
+        has_settled = best is not None and cost > (1 - SETTLED) * best[0]
+        if best is None or cost < best[0]:
+            best = (cost, values, runs)
+        if has_settled:
             break
-        best = (cost, values, runs)
         values = values_at(runs.names, runs.solve())
     assert best is not None
     return best[1], best[2]

@@ -68,8 +68,6 @@ def trainer_of(family: str, facts: Mapping[str, str]) -> str:
     if "maxtext" in text:
         return "maxtext"
     known = _FAMILIES.get(family) or _by_words(text)
-    if known == "megatron-core" and "mlperf" in text:
-        return "mlperf"
     if known == "megatron-core" and release_of(facts) >= _FUSED_RELEASE:
         return "megatron-core-26"
     return known
