@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import gc
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,8 @@ from claw_plan.profiles.measurement import Measurement
 from claw_plan.profiles.work import CollectiveWork, OpWork
 
 FORMAT = "claw-plan profile"
+_SAMPLES = b',"samples_ns":['
+_RANKS = b'],"ranks_per_host":'
 VERSION = 1
 
 Constants = Mapping[str, Mapping[str, float]]
@@ -68,21 +71,39 @@ def link_device(device: str, link: str) -> str:
 
 def load_profile(path: Path) -> Profile:
     """Reads a profile. Raises ProfileError for anything but a torn last line."""
+    collecting = gc.isenabled()
+    gc.disable()  # a million measurements hold no cycles, but would be searched for them
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            return _load(path, file)
     except FileNotFoundError:
         raise ProfileError(
             f"there is no profile {str(path)!r}; `claw-plan learn` makes one"
         ) from None
     except OSError as error:
         raise ProfileError(f"cannot read the profile {str(path)!r}: {error.strerror}") from None
-    lines = content.split(b"\n")
-    del lines[-1]  # what follows the last newline: nothing, or a torn line
-    _check_header(path, lines[0] if lines else b"")
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _load(path: Path, lines: Iterable[bytes]) -> Profile:
     measurements: list[Measurement] = []
     constants: dict[str, dict[str, float]] = {}
-    for number, line in enumerate(lines[1:], start=2):
+    reader = _LineReader()
+    number = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):  # torn by a kill
+            number -= 1
+            break
+        if number == 1:
+            _check_header(path, line)
+            continue
         try:
+            measurement = reader.quick(line)
+            if measurement is not None:
+                measurements.append(measurement)
+                continue
             record = json.loads(line)
             if record["record"] == "measurement":
                 measurements.append(measurement_of(record))
@@ -94,7 +115,41 @@ def load_profile(path: Path) -> Profile:
                 f"{path.name}:{number}: not a record of a profile ({type(error).__name__}: "
                 f"{error}); restore the file or delete this line"
             ) from None
+    if number == 0:
+        _check_header(path, b"")
     return Profile(name=path.stem, measurements=tuple(measurements), constants=constants)
+
+
+class _LineReader:
+    """Reads measurements as `_line` writes them; what repeats is parsed once.
+
+    A line is a beginning (device and work), the samples, and an end (ranks and provenance). Runs
+    measure the same work with the same versions again and again, so beginnings and ends repeat.
+    """
+
+    def __init__(self) -> None:
+        self._begins: dict[bytes, tuple[str, OpWork | CollectiveWork]] = {}
+        self._ends: dict[bytes, tuple[int, Mapping[str, str]]] = {}
+
+    def quick(self, line: bytes) -> Measurement | None:
+        """The measurement; None for a line in another form."""
+        begin, found, rest = line.partition(_SAMPLES)
+        samples, also_found, end = rest.partition(_RANKS)
+        if not found or not also_found or samples.translate(None, b"0123456789,"):
+            return None
+        head, tail = self._begins.get(begin), self._ends.get(end)
+        if head is None or tail is None:
+            one = measurement_of(json.loads(line))
+            self._begins[begin] = (one.device, one.work)
+            self._ends[end] = (one.ranks_per_host, one.provenance)
+            return one
+        return Measurement(
+            device=head[0],
+            work=head[1],
+            samples_ns=tuple(map(int, samples.split(b","))),
+            ranks_per_host=tail[0],
+            provenance=tail[1],
+        )
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -155,3 +155,24 @@ def test_a_measurement_has_a_middle_and_a_spread() -> None:
     assert replace(OP, samples_ns=(1, 2)).median_ns == 2
     with pytest.raises(ValueError, match="non-negative samples"):
         replace(OP, samples_ns=())
+
+
+def test_lines_in_another_form_are_read_alike(tmp_path: Path) -> None:
+    path = tmp_path / "a.profile"
+    append_profile(path, [OP, OP])
+    header, *lines = path.read_text().splitlines()
+    spaced = [json.dumps(json.loads(line), indent=None, sort_keys=True) for line in lines]
+    (tmp_path / "b.profile").write_text("\n".join([header, *lines, *spaced]) + "\n")
+    read = load_profile(tmp_path / "b.profile").measurements
+    assert read == (OP,) * 4
+
+
+def test_a_repeated_beginning_with_broken_samples_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.profile"
+    append_profile(path, [OP])
+    header, line = path.read_text().splitlines()
+    start = line.index('"samples_ns":[') + len('"samples_ns":[')
+    broken = line[:start] + "," + line[start:]
+    path.write_text("\n".join([header, line, broken]) + "\n")
+    with pytest.raises(ProfileError, match=r"a\.profile:3: not a record"):
+        load_profile(path)
