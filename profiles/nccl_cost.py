@@ -16,8 +16,8 @@ hierarchical  (only when asked for) ring inside, ring between on S/r, ring insid
 
 Protocols: LL sends a flag with every 4 bytes and LL128 one with every 120, so both start sooner
 and have less rate than Simple. A ring's last step only copies: with few ranks that shows (`drain`
-of a step). A pipeline of depth a over a flow of b lasts between a + b and (sqrt(a) + sqrt(b))**2,
-the best that chunks of one size can reach: `fill` is how much of that it costs.
+of a step). Chunks pass one hop after the other; k chunks over a flow of b lose k hops a, and more
+chunks fill the pipeline sooner: the best k loses 2 sqrt(a b), and `fill` is how much of that.
 
 Sources: NCCL's algorithms and protocols (S. Jeaugey, 'Massively Scale Your Deep Learning Training
 with NCCL 2.4', NVIDIA developer blog, 2019; github NVIDIA/nccl, src/graph/tuning.cc); bus
@@ -140,9 +140,9 @@ def latency_ns(
     return launch_ns + pieces * piece_ns + hops_ns + peers**2 * exchange_ns
 
 
-def fill_ns(latency: Number, flow: Number, fill: Number, streams: Number) -> Number:
-    """What filling the pipeline adds to its depth and its flow; streams fill side by side."""
-    product: Number = latency * flow
+def fill_ns(hop: Number, flow: Number, fill: Number, streams: Number) -> Number:
+    """What chunks that wait for a hop each add to the flow; streams do so side by side."""
+    product: Number = hop * flow
     filled: Number = 2 * fill / streams * product**0.5
     return filled
 
@@ -154,9 +154,10 @@ def fill_name(way: Way, protocol: str) -> str:
 
 def _cost(way: Way, protocol: Protocol, route: Route, library: Library) -> CollectiveCost:
     launch_ns = route.intra.launch_ns
+    near_hop_ns = route.intra_hop_ns * protocol.hop
+    far_hop_ns = route.nic.latency_ns * protocol.network_hop + route.network_ns
     depth_ns = latency_ns(
-        way.intra_hops * route.intra_hop_ns * protocol.hop
-        + way.inter_hops * (route.nic.latency_ns * protocol.network_hop + route.network_ns),
+        way.intra_hops * near_hop_ns + way.inter_hops * far_hop_ns,
         peers=way.peers,
         pieces=way.pieces,
         launch_ns=library.launch_ns if launch_ns is None else launch_ns,
@@ -175,9 +176,8 @@ def _cost(way: Way, protocol: Protocol, route: Route, library: Library) -> Colle
         depth_ns, intra_ns = depth_ns + intra_ns, 0.0
     is_inter = inter_ns > intra_ns
     flow_ns = max(intra_ns, inter_ns)
-    filling_ns = fill_ns(
-        depth_ns, flow_ns, library.fill[fill_name(way, protocol.name)], way.streams
-    )
+    hop_ns = near_hop_ns * (way.intra_hops > 0) + far_hop_ns * (way.inter_hops > 0)
+    filling_ns = fill_ns(hop_ns, flow_ns, library.fill[fill_name(way, protocol.name)], way.streams)
     return CollectiveCost(
         latency_ns=math.ceil(depth_ns + idle_ns + filling_ns),
         bytes=math.ceil(way.inter_bytes if is_inter else way.intra_bytes),

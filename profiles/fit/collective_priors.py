@@ -29,14 +29,14 @@ _LIBRARY = {
     "ll128 rate": (0.75, 0.15),
     "ll network_rate": (0.4, 0.15),
     "ll128 network_rate": (0.8, 0.15),
-    "fill ring ll": (0.2, 0.7),
-    "fill ring ll128": (0.2, 0.7),
-    "fill ring simple": (0.2, 0.7),
-    "fill tree": (0.3, 0.5),
-    "fill nvls": (0.8, 0.5),
-    "fill nvls_tree": (0.5, 0.5),
-    "fill all_to_all": (3.0, 0.5),
-    "fill send": (0.1, 0.5),
+    "fill ring ll": (0.5, 0.7),
+    "fill ring ll128": (0.5, 0.7),
+    "fill ring simple": (0.5, 0.7),
+    "fill tree": (1.5, 0.5),
+    "fill nvls": (1.5, 0.5),
+    "fill nvls_tree": (1.0, 0.5),
+    "fill all_to_all": (8.0, 0.5),
+    "fill send": (0.5, 0.5),
 }
 """Value and spread of its logarithm, by the constant's name after the library's."""
 

@@ -132,9 +132,9 @@ def times_ns(terms: Terms, constants: Array) -> Array:
     """Each row's time by its fastest way; `constants` in the order of `terms.names`."""
     at = {kind: constants[index] for kind, index in terms.of.items()}
     counts = terms.counts
+    near_hop, far_hop = at["hop"] * at["hop share"], at["network hop"] * at["network hop share"]
     latency = nccl_cost.latency_ns(
-        counts["hops"] * at["hop"] * at["hop share"]
-        + counts["network hops"] * at["network hop"] * at["network hop share"],
+        counts["hops"] * near_hop + counts["network hops"] * far_hop,
         peers=counts["peers"],
         pieces=counts["pieces"],
         launch_ns=at["launch"],
@@ -147,7 +147,8 @@ def times_ns(terms: Terms, constants: Array) -> Array:
     ) * (1 + at["drain"] * counts["drains"])
     idle = counts["idle ns"] / (at["rate"] * at["rate share"])
     idle += counts["network idle ns"] / (at["network rate"] * at["network rate share"])
-    parts = idle + latency + flow + nccl_cost.fill_ns(latency, flow, at["fill"], counts["streams"])
+    hop = near_hop * (counts["hops"] > 0) + far_hop * (counts["network hops"] > 0)
+    parts = idle + latency + flow + nccl_cost.fill_ns(hop, flow, at["fill"], counts["streams"])
     longest = np.maximum.reduceat(parts, terms.first_part)
     fastest: Array = np.minimum.reduceat(longest, terms.first_choice)
     return fastest

@@ -157,7 +157,7 @@ def _summaries(timings: Sequence[CollectiveTiming], errors: Array) -> dict[str, 
     small = np.array([timing.work.bytes < SMALL_BYTES for timing in timings])
     families = np.array([f"{t.work.op} {t.node.device.name}" for t in timings])
     by_family = {
-        name: _summaries_of(errors[families == name], small[families == name])
+        str(name): _summaries_of(errors[families == name], small[families == name])
         for name in sorted(set(families))
     }
     return {**_summaries_of(errors, small), "families": by_family}

@@ -23,7 +23,7 @@ def test_kinds_of_links(family: str, kind: str) -> None:
 
 def test_rates_are_shares() -> None:
     nvls = prior_of("rate nvswitch4 nvls")
-    assert (nvls.mean, nvls.value, nvls.is_share) == ("rate switch nvls", 0.65, True)
+    assert (nvls.mean, nvls.value, nvls.is_share) == ("rate switch nvls", 0.58, True)
     assert prior_of("nccl ll rate").is_share
     assert not prior_of("nccl ll hop").is_share
 
