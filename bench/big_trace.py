@@ -14,7 +14,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,53 +33,63 @@ NCCL_ARGS = {
 }  # fmt: skip
 
 
-def _event(category: str, name: str, ts: float, dur: float, tid: int, **args: Any) -> Any:
+ID, TIME, STEP = 111_111_111, 222_222_222, 333_333_333
+"""Stand for a kernel's number, an event's time and a step's number until a step is written."""
+
+
+def _event(category: str, name: str, dur: float, tid: int, **args: Any) -> Any:
     return {
         "ph": "X", "cat": category, "name": name, "pid": 0 if category == "kernel" else 4711,
-        "tid": tid, "ts": round(ts, 3), "dur": round(dur, 3), "args": args,
+        "tid": tid, "ts": TIME, "dur": dur, "args": args,
     }  # fmt: skip
 
 
-def step(number: int, kind: str) -> Iterator[Any]:
-    """The events of one step, which lasts a second."""
-    begin = number * 1e6
-    yield _event("user_annotation", f"ProfilerStep#{number}", begin, 999_000, 1)
+def step(kind: str) -> list[tuple[str, float, int]]:
+    """Text, time in microseconds and kernel of each event of a step, which lasts a second."""
+    events = [(_event("user_annotation", f"ProfilerStep#{STEP}", 999_000, 1), 0.0, 0)]
     count = LAYERS * OPS_PER_LAYER
     for index in range(count):
-        at = begin + index * (990_000 / count)
-        place, correlation = index % OPS_PER_LAYER, number * count + index
+        at, place = index * (990_000 / count), index % OPS_PER_LAYER
         shapes = {"Input Dims": [[8192, 4096], [4096, 4096]], "Input type": ["c10::BFloat16"] * 2}
         name = "aten::mm" if place % 4 == 0 else "aten::add"
-        common = {"External id": correlation, "Record function id": 0, "Ev Idx": index}
-        yield _event("cpu_op", name, at, 90, 1, **shapes, **common)
+        common = {"External id": ID, "Record function id": 0, "Ev Idx": index}
+        events.append((_event("cpu_op", name, 90.125, 1, **shapes, **common), at, index))
         if kind == "cpu":
             continue
-        launched = {"cbid": 211, "correlation": correlation, "External id": correlation}
-        yield _event("cuda_runtime", "cudaLaunchKernel", at + 5, 6, 1, **launched)
-        is_last = place == OPS_PER_LAYER - 1
-        kernel = NCCL if is_last else GEMM if place % 4 == 0 else ELEMENTWISE
-        yield _event(
-            "kernel", kernel, at + 40, 200, 20 if is_last else 7, device=0, context=1,
-            stream=20 if is_last else 7, correlation=correlation, queued=0,
-            **{"registers per thread": 72, "shared memory": 13824, "blocks per SM": 0.8,
-               "warps per SM": 3.2, "grid": [32, 2, 1], "block": [128, 1, 1],
-               "est. achieved occupancy %": 31, "External id": correlation},
-            **(NCCL_ARGS if is_last else {}),
-        )  # fmt: skip
+        launched = {"cbid": 211, "correlation": ID, "External id": ID}
+        launch = _event("cuda_runtime", "cudaLaunchKernel", 6.25, 1, **launched)
+        events += [(launch, at + 5, index), (_kernel(place), at + 40, index)]
+    return [(json.dumps(event, indent=2), at, index) for event, at, index in events]
+
+
+def _kernel(place: int) -> Any:
+    is_last = place == OPS_PER_LAYER - 1
+    stream = 20 if is_last else 7
+    return _event(
+        "kernel", NCCL if is_last else GEMM if place % 4 == 0 else ELEMENTWISE, 200.5, stream,
+        device=0, context=1, stream=stream, correlation=ID, queued=0,
+        **{"registers per thread": 72, "shared memory": 13824, "blocks per SM": 0.8,
+           "warps per SM": 3.2, "grid": [32, 2, 1], "block": [128, 1, 1],
+           "est. achieved occupancy %": 31, "External id": ID},
+        **(NCCL_ARGS if is_last else {}),
+    )  # fmt: skip
 
 
 def write(path: Path, size: int, kind: str) -> int:
     """Writes a trace of at least `size` bytes; answers with the number of its events."""
-    count = written = 0
+    count = written = number = 0
     info = {"backend": "nccl" if kind == "gpu" else "gloo", "rank": 0, "world_size": 8}
+    head = json.dumps({"schemaVersion": 1, "distributedInfo": info})
+    events = step(kind)
     with path.open("w") as file:
-        head = {"schemaVersion": 1, "distributedInfo": info}
-        written += file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
-        number = 0
+        written += file.write(head[:-1] + ', "traceEvents": [\n')
         while written < size:
             number += 1
-            for event in step(number, kind):
-                written += file.write((",\n" if count else "") + json.dumps(event, indent=2))
+            for text, at, index in events:
+                own = text.replace(str(TIME), f"{number * 1e6 + at:.3f}")
+                own = own.replace(str(ID), str(number * len(events) + index))
+                own = own.replace(str(STEP), str(number))
+                written += file.write((",\n" if count else "") + own)
                 count += 1
         file.write("\n]}\n")
     return count

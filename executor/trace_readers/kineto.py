@@ -26,7 +26,11 @@ COMM_OP = re.compile(
 """Beginnings of operators and annotations that stand for a collective, or wait for one."""
 
 COMM_KERNEL = re.compile(r"nccl|rccl|mscclpp?_|oneccl", re.IGNORECASE)
-LOADER = "DataLoader"
+LOADER = re.compile(
+    r"DataLoader|data[_ ]?load|load_(?:data|batch)|(?:get|next|fetch)_batch", re.IGNORECASE
+)
+"""PyTorch's own annotation of its data loader, and what people call theirs."""
+
 STEP = re.compile(r"ProfilerStep#(\d{1,15})\Z")
 LAUNCH = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 
@@ -176,7 +180,7 @@ class _Reader:
             self._limit(len(self.columns.comm_ops) * 8)
         elif name.startswith("Optimizer.step#"):
             self.columns.optimizer_steps.append((start_ns, end_ns))
-        elif LOADER in name:
+        elif LOADER.search(name):
             self.columns.inputs.append((start_ns, end_ns))
 
     def _limit(self, kept: int) -> None:
@@ -188,7 +192,8 @@ class _Reader:
 
 
 def _kind_of_operator(name: str) -> int:
-    if COMM_OP.match(name) or STEP.match(name) or LOADER in name:
+    is_mark = COMM_OP.match(name) or STEP.match(name) or LOADER.search(name)
+    if is_mark:
         return ANNOTATION
     return WITH_SHAPES if name in SHAPED else PLAIN
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,29 @@ def test_collectives_outside_of_the_step_are_kept() -> None:
     assert found.ranks == (34,)
     assert sum(row.count for row in found.collectives) == 10
     assert "8 collectives lie outside of the recorded steps" in found.warnings
+
+
+def test_a_slow_data_loader_is_named(tmp_path: Path) -> None:
+    """Of four ranks, rank 2 loads each batch 150 ms longer; its GPU computes like the others."""
+    paths = []
+    for rank in range(4):
+        events = []
+        for step in (1, 2):
+            at, load = step * 300_000, 155_000 if rank == 2 else 5_000
+            loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+            arrives, ends = at + load + 50_000, at + 215_000
+            for category, name, start, end, stream in (
+                ("user_annotation", f"ProfilerStep#{step}", at, at + 299_000, 1),
+                ("user_annotation", loader, at, at + load, 1),
+                ("kernel", "sgemm", at + load, arrives, 7),
+                ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", arrives, ends, 9),
+            ):
+                args = {"stream": stream, "device": 0}
+                events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": stream,
+                               "ts": start, "dur": end - start, "args": args})  # fmt: skip
+        info = {"rank": rank, "world_size": 4}
+        path = tmp_path / f"{rank}.json"
+        path.write_text(json.dumps({"distributedInfo": info, "traceEvents": events}))
+        paths.append(path)
+    (one,) = replay(read_traces(paths)).stragglers
+    assert (one.rank, one.cause, one.late_ns) == (2, "input", 150_000_000)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from claw_plan.executor.replay import Replay, replay
 from claw_plan.executor.resimulate import critical_parts, resimulate
 from claw_plan.executor.resimulate_transfer import Change
+from claw_plan.executor.run import run_plan
 from claw_plan.executor.trace_readers.rank_trace import Collective, RankTrace, Step, activities
 from claw_plan.executor.trace_readers.read import read_traces
 from claw_plan.profiles.errors import InputError
@@ -82,3 +86,61 @@ def test_published_steps_play_as_they_were(name: str) -> None:
     assert predicted.unchanged_ns == pytest.approx(predicted.recorded_ns, rel=0.05)
     slower = resimulate(replay(read_traces([CORPUS / name])), Change(link=0.5))
     assert slower.step_time_ns > predicted.step_time_ns
+
+
+@pytest.mark.slow
+def test_a_run_recorded_here_plays_as_it_was(
+    tiny_plan: Callable[..., Path], tmp_path: Path
+) -> None:
+    result = run_plan(tiny_plan("replayed", dp_replicate=2), 4, runs=tmp_path / "runs")
+    assert result is not None
+    found = replay(read_traces([Path(result.run)]))
+    assert found.ranks == (0, 1)
+    reduced = [row for row in found.collectives if row.op == "all_reduce"]
+    assert reduced and all(row.bytes and row.group_size == 2 for row in reduced)
+    predicted = resimulate(found, Change())
+    assert predicted.unchanged_ns == pytest.approx(predicted.recorded_ns, rel=0.05)
+    assert resimulate(found, Change(link=0.5)).step_time_ns > predicted.unchanged_ns
+
+
+LOOP = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, schedule
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+store = dist.FileStore(folder + "/store", 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
+optimizer, message = torch.optim.SGD(model.parameters()), torch.ones(100)
+with profile(
+    activities=[ProfilerActivity.CPU],
+    record_shapes=True,
+    schedule=schedule(wait=1, warmup=1, active=2),
+    on_trace_ready=lambda p: p.export_chrome_trace(f"{folder}/rank{rank}.json"),
+) as profiler:
+    for _ in range(5):
+        model(torch.ones(64, 256)).sum().backward()
+        optimizer.step()
+        dist.send(message, 1) if rank == 0 else dist.recv(message, 0)
+        profiler.step()
+dist.destroy_process_group()
+"""
+"""A loop as people write it, with torch's profiler around it."""
+
+
+@pytest.mark.slow
+def test_profiled_ranks_play_as_they_were(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOOP]
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
+    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+    found = replay(read_traces([tmp_path / "rank0.json", tmp_path / "rank1.json"]))
+    assert found.ranks == (0, 1) and len(found.steps) == 2
+    in_step = [row for row in found.collectives if row.step == found.typical]
+    assert {(row.op, row.bytes, row.group_size) for row in in_step} == {
+        ("all_reduce", 4 * (256 * 256 + 256), 2),
+        ("send", 400, 2),
+    }
+    predicted = resimulate(found, Change())
+    assert predicted.unchanged_ns == pytest.approx(predicted.recorded_ns, rel=0.05)
