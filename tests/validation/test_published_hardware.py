@@ -18,6 +18,9 @@ from claw_plan.profiles.cluster import Network
 from claw_plan.profiles.cluster_file import load_cluster
 from claw_plan.profiles.collective_cost import analytic_collective
 from claw_plan.profiles.op_cost import roofline_ns
+from claw_plan.profiles.published_collectives import read_collectives
+from claw_plan.profiles.published_fields import load_yaml
+from claw_plan.profiles.published_times import collective_times_ns
 from claw_plan.profiles.published_kernels import read_kernels
 from claw_plan.profiles.short_runs import short_run_times_ns
 from claw_plan.profiles.work import CollectiveWork, OpWork
@@ -120,3 +123,13 @@ def test_long_all_reduces(
         and row["ranks"] == 8 * nodes
     ]
     assert mean_error(both(row) for row in chosen) < limit
+
+
+@pytest.mark.parametrize(("is_large", "limit"), [(True, 10), (False, 20)])
+def test_collectives_of_every_kind(is_large: bool, limit: float) -> None:
+    path = DATA / "collectives.yaml"
+    rows = read_collectives(path, load_yaml(path)).collectives
+    predicted = collective_times_ns(rows)
+    chosen = [row for row in rows if (row.work.bytes >= 1 << 20) == is_large]
+    assert len(chosen) > 500
+    assert mean_error((predicted[row.id], row.measured_ns) for row in chosen) < limit
