@@ -20,8 +20,8 @@ from claw_plan.profiles.collective_cost import analytic_collective
 from claw_plan.profiles.op_cost import roofline_ns
 from claw_plan.profiles.published_collectives import read_collectives
 from claw_plan.profiles.published_fields import load_yaml
-from claw_plan.profiles.published_times import collective_times_ns
 from claw_plan.profiles.published_kernels import read_kernels
+from claw_plan.profiles.published_times import collective_times_ns
 from claw_plan.profiles.short_runs import short_run_times_ns
 from claw_plan.profiles.work import CollectiveWork, OpWork
 
