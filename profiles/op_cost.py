@@ -41,7 +41,7 @@ leave 2.5 us on A100 and .9 us on B200. Single timed calls show 5 us and more, t
 GROUPED_BLEND = 1.0
 """Each group's weights are read anew, with little to compute meanwhile: bytes add to compute. So
 SimuMax's grouped products on B200 (20 to 256 groups, 128 to 9832 rows each, three phases) are met
-with a mean error of 11 %; with the blend of single products 29 %."""
+with a mean error of 12 %; with the blend of single products 31 %."""
 
 MEMORY_SPREAD = 0.1
 """As `GemmShape.spread`, of element-wise kernels: a guess from .75 to .95 of the data sheet's

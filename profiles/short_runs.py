@@ -3,8 +3,8 @@
 A table times one kernel over and over for some milliseconds, at clocks that training does not
 sustain, and counts what a call costs beside the kernel. So the level is the table's and its
 overhead is added; measured times of the shape are not looked up, that the error may tell of the
-shapes in between. A table nobody fitted takes the shape that planning would, at its short runs'
-level.
+shapes in between. A table nobody fitted takes XLA's 16-bit one where the part has it, else the
+shape and level that planning would.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def _shape_and_rate(
 
 
 def _names(part: str, dtype: str, source: str, extra_per_output: float) -> list[str]:
-    """Tables that the row may stand in, the likeliest first."""
+    """Tables that the row may stand in, the likeliest first; XLA's runs are the shortest."""
+    if not source and dtype == "bfloat16":
+        return [f"{kernel_tables.part_of(part)[0]}/{dtype}/xla"]
     wide = f"{part}/{dtype}-float32/{source}"
     plain = [f"{part}/{dtype}/{source}", f"{part}/{dtype}/{source.partition('-')[0]}"]
     return [wide, *plain] if extra_per_output == 2 and source == "xla" else plain

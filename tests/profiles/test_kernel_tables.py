@@ -26,6 +26,7 @@ from claw_plan.profiles.kernel_tables import (
         ("h100-sxm-80gb", "bfloat16", "h100-sxm-80gb/bfloat16/xla", OWN),
         ("h200-sxm-141gb", "float16", "h100-sxm-80gb/bfloat16/xla", GENERATION),
         ("gb200-186gb", "float8", "b200-sxm-180gb/float8/xla", GENERATION),
+        ("b200-sxm-180gb", "bfloat16", "b200-sxm-180gb/bfloat16/simumax", OWN),
         ("a100-sxm-40gb", "bfloat16", "a100-pcie-80gb/bfloat16/simumax", GENERATION),
         ("a100-pcie-40gb", "float32", "a100-pcie-40gb/float32/neusight", OWN),
         ("a100-pcie-40gb", "bfloat16", "a100-pcie-80gb/bfloat16/simumax", GENERATION),
@@ -53,6 +54,15 @@ def test_every_device_has_shapes(name: str) -> None:
         assert 0 < shape.partial_wave < 1
         assert shape.flops_per_s > 1e12
     assert attention_shape_of(name)[0].forward > attention_shape_of(name)[0].backward
+
+
+def test_of_a_table_that_mixes_sessions_only_the_constants_count() -> None:
+    name = "b200-sxm-180gb/bfloat16/simumax"
+    chosen = gemm_shape_of("b200-sxm-180gb", "bfloat16").shape
+    assert chosen.ramp == gemm_shapes()[name].ramp
+    assert chosen.residual(17.0, 12.0) == 0.0 != gemm_shapes()[name].residual(17.0, 12.0)
+    # SimuMax has 1456 TFLOP/s for 4096 x 4096 x 2048, above what any large product reaches.
+    assert measured_s(name, (1, 4096, 4096, 2048), 0) is None
 
 
 def test_measured_times_are_those_of_the_tables() -> None:
