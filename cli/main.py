@@ -18,6 +18,7 @@ import click
 
 from claw_plan.cli.detect_command import detect
 from claw_plan.cli.planning_commands import plan, simulate
+from claw_plan.cli.profile_command import profile
 from claw_plan.cli.replay_command import replay
 from claw_plan.cli.running_commands import learn, run, verify
 from claw_plan.cli.streams import exit_code, open_closed_streams
@@ -89,7 +90,7 @@ def cli() -> None:
     """The group; its help text is `HELP`."""
 
 
-for command in (plan, simulate, run, verify, learn, detect, replay, topology, validate):
+for command in (plan, simulate, run, verify, learn, detect, replay, topology, validate, profile):
     cli.add_command(command)
 
 
