@@ -17,7 +17,6 @@ from claw_plan.executor.replay_parts import IDLE, computing, parts_ns
 from claw_plan.executor.replay_stragglers import Straggler, stragglers
 from claw_plan.executor.trace_readers.rank_trace import RankTrace, Step
 from claw_plan.profiles.errors import InputError
-from claw_plan.profiles.units import ms_from_ns
 
 PARTIAL = 0.1
 """Steps shorter than this share of the longest are pieces: the recording ended within them."""
@@ -233,14 +232,3 @@ def _missing(
     if apart:
         said.append(f"{apart} collectives lie outside of the recorded steps")
     return said
-
-
-def step_summary(found: Replay) -> str:
-    """'12.5 to 19.9 ms over ranks' of the typical step, for people."""
-    times = _window_times(found)
-    low, high = ms_from_ns(min(times)), ms_from_ns(max(times))
-    return f"{low:.3g} ms" if low == high else f"{low:.3g} to {high:.3g} ms over ranks"
-
-
-def _window_times(found: Replay) -> list[int]:
-    return next(list(s.by_rank_ns.values()) for s in found.steps if s.number == found.typical)

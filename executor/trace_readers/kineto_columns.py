@@ -150,7 +150,6 @@ class Columns:
             collectives=found.collectives,
             steps=steps,
             works=table.works(tuple(self._names), tuple(self._calls)),
-            devices=used,
             host_name=self.facts.host_name,
             warnings=(*self._said(), *said, *found.warnings),
         )

@@ -129,9 +129,9 @@ class TimedWork:
 class RankTrace:
     """One rank's recording. `rank` is None where neither trace nor file name tells it.
 
-    `device` is the recording's name of it; `has_device` tells whether its kernels are recorded (a
-    CPU is its own device). `steps` are in order and hold at least one. `device_streams` is how
-    many devices' kernels lie in it.
+    `device` is the recording's name of its GPU, empty where it tells none; `is_gpu` tells whether
+    kernels are recorded, for else its computation is what the CPU did. Without `has_timing`
+    collectives have no times of their own. `steps` are in order and hold at least one.
     """
 
     source: str
@@ -144,6 +144,5 @@ class RankTrace:
     collectives: tuple[Collective, ...]
     steps: tuple[Step, ...]
     works: tuple[TimedWork, ...] = ()
-    devices: int = 1
     host_name: str = ""
     warnings: tuple[str, ...] = field(default=())

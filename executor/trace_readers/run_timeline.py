@@ -32,6 +32,7 @@ TIMELINE, STEPS, RESULT = "timeline.json", "steps.jsonl", "result.json"
 COMM_KINDS = ("tp_comm", "dp_comm", "pp_comm")
 MAX_SPANS = 20_000_000
 MAX_RANKS = 1 << 20
+MAX_BYTES = 1 << 50
 LAST_NS = 1 << 61
 RECORDED = "timeline"
 """What steps.jsonl calls the way in which the recorded step ran."""
@@ -167,7 +168,7 @@ def _collective(span: dict[str, Any], peers: _Peers, rank: int) -> Collective:
     action = span["name"].removeprefix(WAIT) if span["name"].startswith(WAIT) else ""
     return Collective(
         op="recv" if action else span["name"],
-        bytes=size if type(size) is int and size > 0 else None,
+        bytes=size if type(size) is int and 0 < size < MAX_BYTES else None,
         group_size=2 if action else len(ranks) or None,
         ranks=tuple(ranks),
         group=action,

@@ -79,3 +79,8 @@ def test_the_recorded_step_has_its_time_in_steps_jsonl(tmp_path: Path) -> None:
     assert recorded_step_ns(tmp_path) == 2_500_000
     (tmp_path / "steps.jsonl").write_text('{"way": "timeline", "step_time_ms": NaN}')
     assert recorded_step_ns(tmp_path) is None
+
+
+def test_an_impossible_size_is_not_believed() -> None:
+    (trace,) = read(span(0, "dp_comm", "all_reduce", 10, 15) | {"bytes": 10**400})
+    assert trace.collectives[0].bytes is None
