@@ -97,6 +97,8 @@ def memory_objects(stages: Sequence[StageMemory]) -> list[dict[str, Any]]:
             "stage": stage.stage,
             "peak_gib": gib(stage.peak_bytes),
             "capacity_gib": gib(stage.capacity_bytes),
+            "shown_gib": [gib(bound) for bound in stage.shown.interval_bytes],
+            "out_of_memory_probability": stage.out_of_memory_probability,
             "parts": {name: gib(part) for name, part in stage.parts.items()},
         }
         for stage in stages

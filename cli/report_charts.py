@@ -110,7 +110,14 @@ def memory_table(stages: Sequence[StageMemory], ascii_only: bool) -> list[Render
         "usable is a device's memory less the headroom kept free "
         f"(rule of thumb: {HEADROOM_RULE * 100:.0f} %)"
     )
-    return [table, Text(note, style="dim")]
+    fullest = max(stages, key=lambda stage: stage.peak_bytes / stage.capacity_bytes)
+    low, high = fullest.shown.interval_bytes
+    risk = (
+        f"of the fullest, tools will show {format_bytes(low)} to {format_bytes(high)} (80 %), "
+        f"with what the allocator keeps; it runs out with a probability of "
+        f"{percent(fullest.out_of_memory_probability)}"
+    )
+    return [table, Text(note, style="dim"), Text(risk, style="dim")]
 
 
 def _largest_first(parts: Mapping[str, int]) -> str:

@@ -109,6 +109,8 @@ def _training_scores(row: TrainingRow, prediction: Prediction) -> Iterable[RowSc
             **others,
         )
 
+    counts = HEADLINE if row.complete else ASSUMED
+    counts = counts if row.trust in ("A", "B") else APART
     if row.step_time_ns is not None and prediction.step_time_ns is not None:
         interval = None
         if prediction.low_ns is not None and prediction.high_ns is not None:
@@ -119,20 +121,20 @@ def _training_scores(row: TrainingRow, prediction: Prediction) -> Iterable[RowSc
             group=plan_group(row),
             plan=row.plan,
         )
-        counts = ASSUMED if not row.complete else HEADLINE
-        counts = counts if row.trust in ("A", "B") else APART
         yield score(STEP_TIME, pair, counts=counts, interval=interval)
     if row.memory_bytes is not None and prediction.memory_bytes is not None:
         pair = Pair(predicted=gib(prediction.memory_bytes), measured=gib(row.memory_bytes))
-        yield score(MEMORY, pair)
+        yield score(MEMORY, pair, counts=counts)
 
 
 def _verdict(row: TrainingRow, prediction: Prediction) -> tuple[bool, bool] | None:
-    """(ran out of memory, said so); a run with a step time has fitted."""
-    if prediction.memory_bytes is None or (row.out_of_memory is None and not row.step_time_ns):
+    """(ran out of memory, said so); a complete and trusted run with a step time has fitted."""
+    needed = prediction.needed_bytes
+    has_run = row.step_time_ns and row.complete and row.trust in ("A", "B")
+    if needed is None or (row.out_of_memory is None and not has_run):
         return None
     capacity = row.cluster.nodes[0].device.memory_bytes
-    return bool(row.out_of_memory), prediction.memory_bytes > capacity
+    return bool(row.out_of_memory), needed > capacity
 
 
 def _kernel_scores(published: Published) -> Iterable[RowScore]:
@@ -169,8 +171,8 @@ def assumed(scores: Scores) -> Errors:
 
 
 def memory(scores: Scores) -> tuple[Errors, float | None, Verdicts]:
-    """Errors of memory, the share much too low, and the verdicts."""
-    pairs = [row.pair for row in scores.of(MEMORY)]
+    """Errors of memory of complete and trusted runs, the share much too low; all verdicts."""
+    pairs = [row.pair for row in scores.of(MEMORY) if row.counts == HEADLINE]
     return errors_of(pairs), share_too_low(pairs), verdicts_of(scores.verdicts)
 
 

@@ -16,8 +16,14 @@ from claw_plan.profiles.published_fields import Fields
 from claw_plan.profiles.training_row import Dimensions
 from claw_plan.profiles.units import GIB, ns_from_s
 
-_KINDS = {"torchtitan": "reserved", "bigscience": "nvidia-smi", "internevo": "nvidia-smi"}
-"""How trainers that print memory read it; 'allocated' (torch's maximum) is the rest."""
+_KINDS = {
+    "torchtitan": "reserved",
+    "bigscience": "nvidia-smi",
+    "internevo": "nvidia-smi",
+    "alpa": "allocated",
+}
+"""How trainers that print memory read it. Of the rest, binary units are torch's maximum of
+'allocated' bytes and decimal ones nvidia-smi's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +144,13 @@ def _attention_parameters(sizes: Dimensions) -> int:
 
 def memories(measured: Fields, trainer: str) -> list[Memory]:
     """All figures of memory that a row prints, whole ones first."""
-    kind = _KINDS.get(trainer, "allocated")
     found = []
     if "memory_gib" in measured:
+        kind = _KINDS.get(trainer, "allocated")
         found.append(Memory(bytes=round(measured.number("memory_gib") * GIB), kind=kind))
     elif "memory_gb" in measured:
-        smi = "nvidia-smi" if kind == "allocated" else kind
-        found.append(Memory(bytes=round(measured.number("memory_gb") * 1e9), kind=smi))
+        kind = _KINDS.get(trainer, "nvidia-smi")
+        found.append(Memory(bytes=round(measured.number("memory_gb") * 1e9), kind=kind))
     for key, part in (
         ("memory_activations_gib", "activations"),
         ("memory_params_optimizer_gib", "states"),

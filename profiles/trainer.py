@@ -45,7 +45,8 @@ class Trainer:
     optimizer (Megatron), else in fp32 and cast by fully_shard. `gradient_bytes` of an element
     where gradients are accumulated and reduced. `reduces_beside` and `gathers_beside`: whether
     that traffic runs beside computation. `fused_attention`, `fused_loss`: as in
-    `reference_model.Division`. `recompute_stops_early`: torch's checkpoint stops at the last
+    `reference_model.Division`. `loss_in_place`: the loss overwrites its scores.
+    `recompute_stops_early`: torch's checkpoint stops at the last
     tensor that backward needs, Megatron's runs the whole block. `half_recompute` is the share of
     a block's forward that a selective policy of the trainer runs again. `scatters_sends`:
     tensor-parallel ranks send a part of the hidden state each to the next stage, where it is put
@@ -73,6 +74,7 @@ class Trainer:
     gathers_beside: bool = True
     fused_attention: bool = True
     fused_loss: bool = True
+    loss_in_place: bool = False
     recompute_stops_early: bool = True
     half_recompute: float = 0.45
     scatters_sends: bool = False

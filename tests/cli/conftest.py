@@ -46,6 +46,7 @@ def scored(candidate: Candidate, step_ms: int, peaks_gib: Mapping[int, int]) -> 
                 stage=stage,
                 peak_bytes=peak * GIB,
                 capacity_bytes=80 * GIB,
+                device_bytes=89 * GIB,
                 parts={"parameters": GIB, "activations": (peak - 1) * GIB, "buffers": 0},
             )
             for stage, peak in peaks_gib.items()

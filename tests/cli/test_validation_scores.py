@@ -95,7 +95,7 @@ def scores() -> Scores:
         predicted(doubtful, 3.0),
         Prediction(row_id="e", not_expressed="no such thing"),
         predicted(memory, 1.0, memory_bytes=9 * GIB),
-        predicted(ran_out, 1.0, memory_bytes=90 * GIB),
+        predicted(ran_out, 1.0, memory_bytes=90 * GIB, needed_bytes=90 * GIB),
     ]
     file = Published(
         path=Path("runs.yaml"),

@@ -1,0 +1,239 @@
+"""The moments of a rank's step at which something large is alive, each as parts in bytes.
+
+One walk over the units for each way of keeping parameters (`memory_states`). What is alive when
+is read off torch's own FSDPMemTracker (tests/validation/test_memory_tracker.py compares):
+
+- activations of every microbatch in flight; of a recomputed block only its input;
+- sharded: the root group gathered all the time; each block gathered while it runs, the next
+  block's gather buffer beside it; in backward its gradients, and the previous block's
+  reduce-scatter input in fp32; at the end of backward the root's gradients and their
+  reduce-scatter input;
+- whole: gradients from the first backward on, and the optimizer's temporaries;
+- copied: gradients lie in a buffer of their own that is always there; what autograd makes of one
+  weight is added to it and freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from claw_plan.planner.memory_states import COPIED, SHARDED, Parts
+from claw_plan.planner.memory_units import UnitMemory
+from claw_plan.planner.problem import STORED_BYTES
+from claw_plan.planner.shards import GroupSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One stage of a rank. Lists are over its units; `flight` counts microbatches in flight."""
+
+    units: list[UnitMemory]
+    groups: list[GroupSize]
+    root: GroupSize
+    root_head: int
+    root_tail: int
+    flight: int
+
+    @property
+    def held(self) -> int:
+        """Activations of one microbatch."""
+        return sum(unit.holds for unit in self.units)
+
+    @property
+    def whole(self) -> int:
+        """Elements of all its parameters."""
+        return self.root.whole + sum(group.whole for group in self.groups)
+
+    @property
+    def trainable_whole(self) -> int:
+        """Elements of those that have gradients."""
+        return self.root.trainable_whole + sum(group.trainable_whole for group in self.groups)
+
+    @property
+    def trainable_shard(self) -> int:
+        """Elements of the rank's part of those."""
+        return self.root.trainable_shard + sum(group.trainable_shard for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSizes:
+    """The sizes that the walks need.
+
+    `compute` and `gradient` are bytes of an element in the precision of kernels, and in that in
+    which gradients are accumulated. `owned` counts the elements whose states a rank keeps where
+    the optimizer must first copy their gradients to fp32.
+    """
+
+    kind: str
+    chunks: Sequence[Chunk]
+    compute: int
+    gradient: int
+    microbatches: int
+    accumulates_whole: bool
+    gathered_after_forward: bool
+    owned: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Activations of all microbatches in flight."""
+        return sum(chunk.flight * chunk.held for chunk in self.chunks)
+
+    def earlier(self, chunk: Chunk) -> int:
+        """Activations in flight beside those of the microbatch that runs on the chunk."""
+        return self.in_flight - min(1, chunk.flight) * chunk.held
+
+
+def moments(sizes: RankSizes, static: Parts) -> Iterator[Parts]:
+    """Every moment of every stage of the rank."""
+    walks = {COPIED: _copied, SHARDED: _sharded}
+    for chunk in sizes.chunks:
+        yield from walks.get(sizes.kind, _whole)(sizes, chunk, static)
+
+
+def _moment(static: Parts, **more: int) -> Parts:
+    parts = dict(static)
+    for name, size in more.items():
+        parts[name] = parts.get(name, 0) + size
+    return parts
+
+
+def _forward(sizes: RankSizes, chunk: Chunk) -> Iterator[int]:
+    """Activations at the peak of each unit's forward."""
+    held = sizes.earlier(chunk)
+    for unit in chunk.units:
+        held += unit.holds
+        yield held + unit.forward_peak
+
+
+def _backward(sizes: RankSizes, chunk: Chunk) -> Iterator[tuple[int, int, int]]:
+    """Last unit first: its index, activations at the peak of its backward, and after it."""
+    held = sizes.earlier(chunk) + chunk.held
+    for index in reversed(range(len(chunk.units))):
+        unit = chunk.units[index]
+        peak = held + unit.remade + unit.backward_peak
+        held -= unit.holds
+        yield index, peak, held
+
+
+def _copied(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
+    """Megatron: gradients are in their buffer; one weight's gradient beside it."""
+    for peak in _forward(sizes, chunk):
+        yield _moment(static, activations=peak)
+    for index, peak, after in _backward(sizes, chunk):
+        workspace = sizes.compute * chunk.groups[index].largest
+        yield _moment(static, activations=peak, workspace=workspace)
+        if index == len(chunk.units) - 1:
+            # The scores are gone, and the head's gradient is there in both precisions.
+            head = (sizes.compute + sizes.gradient) * chunk.root_tail
+            yield _moment(static, activations=after + chunk.units[index].holds, workspace=head)
+        if index == 0:
+            yield _moment(static, activations=after, workspace=sizes.compute * chunk.root_head)
+    yield _moment(static, workspace=STORED_BYTES * sizes.owned)
+
+
+def _whole(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
+    """Every rank holds all parameters: forward, backward and optimizer step, unit by unit."""
+    groups = chunk.groups
+    everything = STORED_BYTES * chunk.trainable_whole
+    accumulated = everything if sizes.microbatches > 1 else 0
+    for peak in _forward(sizes, chunk):
+        yield _moment(static, gradients=accumulated, activations=peak)
+    # The epilogue is at its largest in the loss, before its parameters' gradients are made.
+    made, tail = 0, STORED_BYTES * chunk.root_tail
+    for index, peak, _ in _backward(sizes, chunk):
+        made += STORED_BYTES * groups[index].trainable_whole
+        gradients = max(accumulated, min(made, everything))
+        yield _moment(static, gradients=gradients, activations=peak)
+        made, tail = made + tail, 0
+    yield _moment(static, gradients=everything, workspace=_step_bytes(chunk))
+
+
+def _sharded(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
+    """fully_shard: as the module's docstring lists."""
+    root, others = chunk.root, [other for other in sizes.chunks if other is not chunk]
+    shards = STORED_BYTES * sum(group.trainable_shard for group in chunk.groups)
+    all_shards = STORED_BYTES * chunk.trainable_shard
+    beside = STORED_BYTES * sum(other.trainable_shard for other in others)
+    before = 0
+    if sizes.microbatches > 1:
+        # Under a pipeline gradients stay whole, in fp32, until the last microbatch is reduced.
+        before = STORED_BYTES * chunk.trainable_whole if sizes.accumulates_whole else all_shards
+        if sizes.accumulates_whole:
+            beside = STORED_BYTES * sum(other.trainable_whole for other in others)
+    gathered = sum(
+        other.whole if sizes.gathered_after_forward else other.root.whole for other in others
+    )
+    static = _moment(static, gradients=beside, gathered=sizes.compute * gathered)
+    yield from _sharded_forward(sizes, chunk, static, before)
+    yield from _sharded_backward(sizes, chunk, static, before)
+    # The root's gradients are copied into the reduction's buffer; then its result is made, while
+    # autograd still holds the gradient that it made last, the prologue's.
+    buffer, earlier = STORED_BYTES * root.trainable_whole, sizes.earlier(chunk)
+    yield _moment(
+        static,
+        gradients=max(before, shards) + sizes.compute * root.trainable_whole,
+        gathered=buffer,
+        activations=earlier,
+    )
+    yield _moment(
+        static,
+        gradients=max(before, all_shards) + sizes.compute * chunk.root_head,
+        gathered=buffer,
+        activations=earlier,
+    )
+    yield _moment(static, gradients=all_shards, workspace=_step_bytes(chunk))
+
+
+def _sharded_forward(
+    sizes: RankSizes, chunk: Chunk, static: Parts, gradients: int
+) -> Iterator[Parts]:
+    """Each unit gathered while it runs, the next one's buffer beside it."""
+    compute, groups = sizes.compute, chunk.groups
+    kept = compute * chunk.root.whole
+    for index, peak in enumerate(_forward(sizes, chunk)):
+        group = groups[index]
+        following = groups[index + 1].whole if index + 1 < len(groups) else 0
+        yield _moment(
+            static,
+            gradients=gradients,
+            gathered=kept + compute * (group.whole + following),
+            activations=peak,
+        )
+        kept += compute * group.whole if sizes.gathered_after_forward else 0
+
+
+def _sharded_backward(
+    sizes: RankSizes, chunk: Chunk, static: Parts, before: int
+) -> Iterator[Parts]:
+    """Of each unit the moment in its kernels, and the one in which it is reduced."""
+    compute, groups, keeps = sizes.compute, chunk.groups, sizes.gathered_after_forward
+    root, everything = compute * chunk.root.whole, compute * chunk.whole
+    # The epilogue is at its largest in the loss, before its parameters' gradients are made.
+    tail, made, previous = 0, 0, 0
+    for index, peak, after in _backward(sizes, chunk):
+        group = groups[index]
+        own = compute * group.trainable_whole
+        buffer = STORED_BYTES * group.trainable_whole
+        coming = compute * groups[index - 1].whole if index else 0
+        sharded = max(before, STORED_BYTES * made)
+        yield _moment(
+            static,
+            gradients=sharded + tail + own,
+            gathered=previous + (everything if keeps else root + compute * group.whole + coming),
+            activations=peak,
+        )
+        tail = compute * chunk.root_tail
+        yield _moment(
+            static,
+            gradients=sharded + tail + max(own, STORED_BYTES * group.trainable_shard),
+            gathered=buffer + (everything if keeps else root + coming),
+            activations=after,
+        )
+        made += group.trainable_shard
+        previous = buffer
+
+
+def _step_bytes(chunk: Chunk) -> int:
+    """Temporaries of one parameter's optimizer step (the denominator and its root)."""
+    return 2 * STORED_BYTES * max([group.largest for group in (*chunk.groups, chunk.root)])

@@ -1,0 +1,89 @@
+"""Moments of ranks small enough to list by hand."""
+
+from __future__ import annotations
+
+from claw_plan.planner.memory_moments import Chunk, RankSizes, moments
+from claw_plan.planner.memory_states import COPIED, SHARDED, WHOLE
+from claw_plan.planner.memory_units import UnitMemory
+from claw_plan.planner.shards import GroupSize
+
+UNIT = UnitMemory(holds=100, remade=0, forward_peak=10, backward_peak=30)
+GROUP = GroupSize(whole=8, shard=4, trainable_whole=8, trainable_shard=4, largest=4, count=1)
+
+
+def chunk(flight=1, units=2, root_head=0, root_tail=0, unit=UNIT):
+    return Chunk(
+        units=[unit] * units,
+        groups=[GROUP] * units,
+        root=GroupSize(),
+        root_head=root_head,
+        root_tail=root_tail,
+        flight=flight,
+    )
+
+
+def sizes(kind, *chunks, microbatches=1, owned=0, pipeline=False):
+    return RankSizes(
+        kind=kind,
+        chunks=chunks,
+        compute=2,
+        gradient=4,
+        microbatches=microbatches,
+        accumulates_whole=pipeline,
+        gathered_after_forward=pipeline,
+        owned=owned,
+    )
+
+
+def most(found, name):
+    return max(moment.get(name, 0) for moment in found)
+
+
+def test_activations_of_all_in_flight_and_the_pass_that_runs():
+    found = list(moments(sizes(COPIED, chunk(flight=3)), {}))
+    assert most(found, "activations") == 3 * 200 + 30
+
+
+def test_stages_of_a_rank_share_its_memory():
+    """The other stage's microbatches are there while this one runs."""
+    found = list(moments(sizes(COPIED, chunk(flight=3), chunk(flight=2, units=1)), {}))
+    assert most(found, "activations") == 3 * 200 + 2 * 100 + 30
+
+
+def test_recompute_makes_one_unit_at_a_time():
+    unit = UnitMemory(holds=10, remade=90, forward_peak=10, backward_peak=30)
+    found = list(moments(sizes(COPIED, chunk(unit=unit)), {}))
+    assert most(found, "activations") == 2 * 10 + 90 + 30
+
+
+def test_megatron_keeps_gradients_in_their_buffer():
+    """Beside it one weight's, the head's in both precisions, and fp32 copies for the step."""
+    found = list(moments(sizes(COPIED, chunk(root_tail=50), owned=7), {"gradients": 32}))
+    assert {moment["gradients"] for moment in found} == {32}
+    assert {"gradients": 32, "activations": 200, "workspace": (2 + 4) * 50} in found
+    assert {"gradients": 32, "workspace": 4 * 7} in found
+
+
+def test_the_embedding_s_gradient_is_made_last():
+    found = list(moments(sizes(COPIED, chunk(flight=2, root_head=50)), {}))
+    assert {"activations": 200, "workspace": 2 * 50} in found
+
+
+def test_whole_parameters_have_all_gradients_at_the_step():
+    found = list(moments(sizes(WHOLE, chunk()), {}))
+    assert found[-1] == {"gradients": 4 * 16, "workspace": 2 * 4 * 4}
+    assert found[0] == {"gradients": 0, "activations": 100 + 10}
+
+
+def test_fully_shard_gathers_a_unit_and_the_next():
+    found = list(moments(sizes(SHARDED, chunk(units=3)), {}))
+    assert found[0]["gathered"] == 2 * (8 + 8)
+    assert most(found, "gathered") == 4 * 8 + 2 * 16  # a reduction's buffer, and two gathered
+
+
+def test_under_a_pipeline_stages_stay_gathered_with_whole_gradients():
+    rank = sizes(SHARDED, chunk(units=1), chunk(units=1), microbatches=4, pipeline=True)
+    found = list(moments(rank, {}))
+    assert most(found, "gradients") >= 2 * 4 * 8
+    assert min(moment["gradients"] for moment in found) >= 4 * 8 + 4 * 4
+    assert most(found, "gathered") >= 2 * 2 * 8
