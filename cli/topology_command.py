@@ -52,7 +52,7 @@ def topology(
 
     FILE is the output of nvidia-smi topo -m or rocm-smi --showtopo, NCCL topology XML, an NCCL
     log, a log of nccl-tests or all_reduce_bench, a hostfile, a Slurm node list, or a hardware file
-    of Galvatron, Calculon, ASTRA-sim or Proteus. Several files describe one cluster together.
+    of Galvatron, Calculon, ASTRA-sim, Proteus or Sailor. Several files describe one cluster.
     """
     from claw_plan.profiles.topology.cluster_text import make_cluster
     from claw_plan.profiles.topology.recognise import read_topology

@@ -24,6 +24,7 @@ from claw_plan.profiles.topology import (
     nvidia_smi,
     proteus,
     rocm_smi,
+    sailor,
     slurm,
     structured,
 )
@@ -33,7 +34,7 @@ from claw_plan.profiles.topology.source import Source, read_source
 _KNOWN = (
     "known are nvidia-smi topo -m, rocm-smi --showtopo, NCCL topology XML and logs, nccl-tests "
     "and all_reduce_bench logs, hostfiles, Slurm node lists, and files of Galvatron, Calculon, "
-    "ASTRA-sim and Proteus"
+    "ASTRA-sim, Proteus and Sailor"
 )
 _DOCUMENTS: tuple[
     tuple[Callable[[Document], bool], Callable[[Source, Document], list[Reading]]], ...
@@ -42,6 +43,7 @@ _DOCUMENTS: tuple[
     (calculon.recognise, calculon.read),
     (astra_sim.recognise, astra_sim.read),
     (proteus.recognise, proteus.read),
+    (sailor.recognise, sailor.read),
 )
 
 

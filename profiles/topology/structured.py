@@ -17,8 +17,8 @@ from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.files import Document, parse_yaml
 from claw_plan.profiles.topology.source import Source
 
-MAX_CHARACTERS = 400_000
-"""Configurations are small; a YAML parser needs seconds for more."""
+MAX_YAML, MAX_JSON = 400_000, 8_000_000
+"""Characters. Configurations are small; a YAML parser needs seconds for more."""
 
 _MAX_DEPTH = 50
 _MAX_LINES = 2000
@@ -35,7 +35,7 @@ def load(source: Source) -> Document | None:
         return _json(source)
     if not re.search(r"^[A-Za-z_][\w .-]{0,60}:(?:\s|$)", source.text, re.MULTILINE):
         return None
-    if len(text) > MAX_CHARACTERS:
+    if len(text) > MAX_YAML:
         return None
     try:
         return parse_yaml(source.text, Path(source.name))
@@ -44,9 +44,9 @@ def load(source: Source) -> Document | None:
 
 
 def _json(source: Source) -> Document:
-    if len(source.text) > MAX_CHARACTERS:
+    if len(source.text) > MAX_JSON:
         raise InputError(
-            f"{source.name}: more than {MAX_CHARACTERS // 1000} KB of JSON describe no machine"
+            f"{source.name}: more than {MAX_JSON // 1_000_000} MB of JSON describe no machine"
         )
     try:
         data = json.loads(source.text, object_pairs_hook=_unique, parse_constant=_no_constant)
