@@ -53,6 +53,7 @@ SEEDS = {
     '"gpu_memory_bw": 900, "gpu_to_gpu": 48, "inter_node": 7}',
     "astra_sim": "topology: [ Switch, Ring ]\nnpus_count: [ 8, 2 ]\nbandwidth: [ 400.0, 50 ]\n"
     "latency: [ 936.25, 500 ]\n",
+    "sailor": '{"z-a": {"A100-40": {"4": {"z-a": {"A100-40": {"4": [[0.1, 2.0], [1.0]]}}}}}}',
     "htsim": "Nodes 8\nTiers 1\nPodsize 4\nTier 0\nDownlink_speed_Gbps 200\n",
 }
 INSERTS = (
