@@ -25,6 +25,8 @@ from claw_plan.executor.trace_readers.run_timeline import (
     is_run,
     read_timeline_members,
     recorded_step_ns,
+    unusual,
+    usual_step_ns,
 )
 from claw_plan.executor.trace_readers.source import Recording, open_recordings
 from claw_plan.profiles.errors import InputError
@@ -91,12 +93,17 @@ def _of_path(path: Path) -> Iterator[RankTrace]:
 
 def _of_run(folder: Path) -> Iterator[RankTrace]:
     """The recorded step, as long as the run's own clock says."""
-    lasted_ns = recorded_step_ns(folder)
+    lasted_ns, usual_ns = recorded_step_ns(folder), usual_step_ns(folder)
     for recording in open_recordings(folder / TIMELINE):
         for trace in _of_recording(recording._replace(name=str(folder / TIMELINE))):
             step = trace.steps[0]
             end_ns = max(step.end_ns, lasted_ns or 0)
-            yield replace(trace, steps=(replace(step, end_ns=end_ns),))
+            said = unusual(lasted_ns or end_ns, usual_ns)
+            yield replace(
+                trace,
+                steps=(replace(step, end_ns=end_ns),),
+                warnings=(*trace.warnings, *said),
+            )
 
 
 def _of_recording(recording: Recording) -> list[RankTrace]:

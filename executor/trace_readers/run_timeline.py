@@ -34,6 +34,9 @@ MAX_SPANS = 20_000_000
 MAX_RANKS = 1 << 20
 MAX_BYTES = 1 << 50
 LAST_NS = 1 << 61
+UNUSUAL = 0.05
+"""How far the recorded step may lie from the median before it is said."""
+
 RECORDED = "timeline"
 """What steps.jsonl calls the way in which the recorded step ran."""
 
@@ -214,3 +217,24 @@ def recorded_step_ns(folder: Path) -> int | None:
             if isinstance(time, int | float) and math.isfinite(time) and 0 < time < 1e12:
                 return round(time * NS_PER_MS)
     return None
+
+
+def usual_step_ns(folder: Path) -> int | None:
+    """The median of the run's other steps; None where nothing tells."""
+    try:
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        time = result["step_time_ms"]["median"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    is_time = isinstance(time, int | float) and math.isfinite(time) and 0 < time < 1e12
+    return round(time * NS_PER_MS) if is_time else None
+
+
+def unusual(recorded_ns: int, usual_ns: int | None) -> tuple[str, ...]:
+    """A sentence if the recorded step does not stand for the others."""
+    if usual_ns is None or abs(recorded_ns / usual_ns - 1) <= UNUSUAL:
+        return ()
+    return (
+        f"the recorded step took {recorded_ns / NS_PER_MS:.4g} ms, but the run's median step "
+        f"{usual_ns / NS_PER_MS:.4g} ms: the machine was disturbed, or recording was",
+    )

@@ -11,6 +11,8 @@ from claw_plan.executor.trace_readers.rank_trace import KINDS, RankTrace
 from claw_plan.executor.trace_readers.run_timeline import (
     read_timeline_members,
     recorded_step_ns,
+    unusual,
+    usual_step_ns,
 )
 from claw_plan.profiles.errors import InputError
 from claw_plan.simulator.timeline import Span
@@ -84,3 +86,13 @@ def test_the_recorded_step_has_its_time_in_steps_jsonl(tmp_path: Path) -> None:
 def test_an_impossible_size_is_not_believed() -> None:
     (trace,) = read(span(0, "dp_comm", "all_reduce", 10, 15) | {"bytes": 10**400})
     assert trace.collectives[0].bytes is None
+
+
+def test_a_recorded_step_unlike_the_others_is_said(tmp_path: Path) -> None:
+    assert usual_step_ns(tmp_path) is None
+    (tmp_path / "result.json").write_text('{"step_time_ms": {"median": 2.0}}')
+    assert usual_step_ns(tmp_path) == 2_000_000
+    (tmp_path / "result.json").write_text("[1]")
+    assert usual_step_ns(tmp_path) is None
+    assert unusual(2_090_000, 2_000_000) == unusual(5, None) == ()
+    assert "took 2.2 ms, but the run's median step 2 ms" in unusual(2_200_000, 2_000_000)[0]
