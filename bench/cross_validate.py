@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 
 from claw_plan.planner.fit_pool import FitPool
-from claw_plan.planner.trainer_fit import Composed, Values, fit, values_at
+from claw_plan.planner.trainer_fit import Composed, Values, constants_of, fit, values_at
 from claw_plan.planner.trainer_fitter import rows_of, weight_of
 from claw_plan.profiles.accuracy import Errors, Pair, errors_of, plan_group
 from claw_plan.profiles.files import write_atomic
 from claw_plan.profiles.fit.registry import read_data
+from claw_plan.profiles.fitted import fitted
+from claw_plan.profiles.trainer import Trainer
 from claw_plan.profiles.trainers import load_trainers
 from claw_plan.profiles.training_row import TrainingRow
 
@@ -77,6 +79,15 @@ def names_of(row: TrainingRow) -> list[str]:
     return [*names, "all complete", f"complete, {low}"]
 
 
+def committed(rows: Sequence[TrainingRow], trainers: Mapping[str, Trainer]) -> Values:
+    """The constants of fitted.yaml, from which the fit takes up: they were fitted to these files."""
+    known = fitted()
+    found = {("shared", "", key): value for key, value in known.shared.items()}
+    for group, table in (("rate", known.rates), ("trainer", known.trainers)):
+        found |= {(group, name, key): v for name, row in table.items() for key, v in row.items()}
+    return {name: found[name] for name in constants_of(trainers, rows) if name in found}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fits, leaves out, prints, writes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -88,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     weights = [weight_of(row) for row in rows]
     board: dict[str, Any] = {}
     with FitPool(rows, trainers) as pool:
-        _, runs = fit(rows, weights, trainers, pool.simulate, tell=print)
+        start = committed(rows, trainers)
+        _, runs = fit(rows, weights, trainers, pool.simulate, rounds=3, start=start, tell=print)
         report(board, "nothing (in sample)", rows, runs.errors.tolist())
         for title, key in LEFT_OUT.items():
             found = pool.simulate(left_out(rows, runs, key))

@@ -183,20 +183,21 @@ def _problem(
     return Problem(
         graph=graph,
         cluster=cluster,
-        cost=ClusterCostModel(cluster, profile),
         training=replace(training, seq_len=graph.seq_len),
-        trainer=_trainer(cluster, profile),
+        **_costs(cluster, profile),
     )
 
 
-def _trainer(cluster: Cluster, profile: Profile | None) -> Trainer:
-    """What software adds to single kernels: as published runs tell, until a profile knows better.
+def _costs(cluster: Cluster, profile: Profile | None) -> dict[str, Any]:
+    """The cost model, and what software adds to it: as published runs tell, or as a profile does.
 
     On CPUs only a profile tells, and a collective there stops the computation anyway.
     """
-    if cluster.backend == "gloo" or (profile is not None and profile.measurements):
-        return NEUTRAL
-    return load_trainers()[DEFAULT_TRAINER]
+    is_known = profile is not None and bool(profile.measurements)
+    if cluster.backend == "gloo" or is_known:
+        return {"cost": ClusterCostModel(cluster, profile), "trainer": NEUTRAL}
+    trainer = load_trainers()[DEFAULT_TRAINER]
+    return {"cost": ClusterCostModel(cluster, profile, with_launches=False), "trainer": trainer}
 
 
 def _best_precision(cluster: Cluster) -> str:
@@ -269,9 +270,8 @@ def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Score
             Problem(
                 graph=problem.graph,
                 cluster=cluster,
-                cost=ClusterCostModel(cluster, profile),
                 training=problem.training,
-                trainer=_trainer(cluster, profile),
+                **_costs(cluster, profile),
             )
         ).score(candidate, cuts)
         for profile in profiles

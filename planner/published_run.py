@@ -51,7 +51,14 @@ class PublishedRun:
     cuts: Cuts
 
 
-def pose(row: TrainingRow, trainer: Trainer, cost_of: CostOf = ClusterCostModel) -> PublishedRun:
+def cost_without_launches(cluster: Cluster) -> CostModel:
+    """The cost model for trainers, whose `host_ns` counts launches."""
+    return ClusterCostModel(cluster, with_launches=False)
+
+
+def pose(
+    row: TrainingRow, trainer: Trainer, cost_of: CostOf = cost_without_launches
+) -> PublishedRun:
     """The run under a trainer's constants. Raises PlanError for what cannot be expressed."""
     plan = row.plan
     trainer = with_settings(trainer, plan)

@@ -139,7 +139,10 @@ class Costs:
                 for rate in RATES
                 if ("rate", row.device_name, rate) in self.values
             }
-            known = row.cluster, ClusterCostModel(with_rates(row.cluster, rates))
+            known = (
+                row.cluster,
+                ClusterCostModel(with_rates(row.cluster, rates), with_launches=False),
+            )
             self._known[row.cluster.name] = known
         return known[1]
 
@@ -189,8 +192,8 @@ def with_rates(cluster: Cluster, rates: Mapping[str, float]) -> Cluster:
 ROUNDS, STEP = 40, 0.5
 """Of Gauss-Newton: at most so many, and none changes a constant by more than this logarithm."""
 
-SETTLED = 0.005
-"""Rounds of simulation end when one lowers the cost by less than this share."""
+SETTLED, LEAST_SHARE = 0.005, 0.02
+"""Rounds end when one lowers the cost by less than this share, or steps have become so short."""
 
 Simulate = Callable[[Sequence[Values]], Sequence[Simulated]]
 """Simulates all rows: under one set of constants, or each under its own."""
@@ -264,7 +267,7 @@ def fit(
     weights: Sequence[float],
     trainers: Mapping[str, Trainer],
     simulate: Simulate,
-    rounds: int = 8,
+    rounds: int = 10,
     start: Values | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[Values, Composed]:
@@ -272,19 +275,22 @@ def fit(
     values: Values = constants_of(trainers, rows)
     prior = prior_of(values, trainers)
     values = {**values, **{name: value for name, value in (start or {}).items() if name in values}}
-    best: tuple[float, Values, Composed] | None = None
-    for number in range(rounds):
-        runs = composed(values, prior, trainers, simulate([values]), weights)
-        cost = _cost(runs)
-        tell(f"round {number + 1}: cost {cost:.1f}")
-        has_settled = best is not None and cost > (1 - SETTLED) * best[0]
-        if best is None or cost < best[0]:
-            best = (cost, values, runs)
-        if has_settled:
+    runs = composed(values, prior, trainers, simulate([values]), weights)
+    cost, share = _cost(runs), 1.0
+    tell(f"cost {cost:.1f} at the start")
+    for number in range(1, rounds + 1):
+        # Simulated paths change on the way: a step that does not help is shortened.
+        tried = values_at(runs.names, runs.start + share * (runs.solve() - runs.start))
+        there = composed(tried, prior, trainers, simulate([tried]), weights)
+        reached = _cost(there)
+        tell(f"cost {reached:.1f} in round {number}")
+        gained = cost - reached
+        if gained > 0:
+            values, runs, cost = tried, there, reached
+        if 0 < gained < SETTLED * cost or share < LEAST_SHARE:
             break
-        values = values_at(runs.names, runs.solve())
-    assert best is not None
-    return best[1], best[2]
+        share = min(1.0, 2 * share) if gained > 0 else share / 3
+    return values, runs
 
 
 def _cost(runs: Composed) -> float:

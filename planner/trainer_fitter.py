@@ -6,6 +6,7 @@ point group `claw_plan.fitters`. The same files give the same text.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from claw_plan.planner.fit_pool import FitPool
@@ -63,8 +64,14 @@ def fitted_text(files: Sequence[DataFile]) -> Mapping[str, str]:
     rows = rows_of(files)
     trainers = load_trainers(with_fitted=False)
     with FitPool(rows, trainers) as pool:
-        values, _ = fit(rows, [weight_of(row) for row in rows], trainers, pool.simulate)
+        values, _ = fit(
+            rows, [weight_of(row) for row in rows], trainers, pool.simulate, tell=_tell
+        )
     return {FITTED_FILE.name: text_of(values, files)}
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def text_of(values: Values, files: Sequence[DataFile]) -> str:

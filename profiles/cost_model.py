@@ -33,16 +33,21 @@ CPU_STEP_OVERHEAD_NS = 1_000_000
 class ClusterCostModel:
     """Times on one cluster. Of several kinds of devices or nodes the slowest counts.
 
-    `assumptions` are sentences for the report.
+    `assumptions` are sentences for the report. `with_launches=False` leaves out what launching a
+    kernel costs the host, for callers that count launches themselves.
     """
 
-    def __init__(self, cluster: Cluster, profile: Profile | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, profile: Profile | None = None, *, with_launches: bool = True
+    ) -> None:
         self.cluster = cluster
         self.profile = profile or Profile(name="data sheets")
         self.assumptions: tuple[str, ...] = ()
         self._kinds = _distinct_nodes(cluster)
         devices = {node.device.name: node for node in self._kinds}
-        self._devices = [_DeviceTimes(node, self.profile) for node in devices.values()]
+        self._devices = [
+            _DeviceTimes(node, self.profile, with_launches) for node in devices.values()
+        ]
         self._links = [_NodeCollectives(node, cluster, self.profile) for node in self._kinds]
         if len(self._devices) > 1:
             names = ", ".join(sorted(devices))
@@ -84,8 +89,9 @@ def _distinct_nodes(cluster: Cluster) -> list[Node]:
 class _DeviceTimes:
     """Kernel times on one kind of device."""
 
-    def __init__(self, node: Node, profile: Profile) -> None:
+    def __init__(self, node: Node, profile: Profile, with_launches: bool) -> None:
         self.device: Device = node.device
+        self._launch_ns = float(node.device.kernel_launch_ns) if with_launches else 0.0
         self._profile = profile
         self._scale = profile.constant(node.device.name, "op_scale", 1.0)
         self._op_overhead_ns = profile.constant(node.device.name, "op_overhead_ns", 0.0)
@@ -115,7 +121,7 @@ class _DeviceTimes:
             if calibration is not None:
                 return *calibration(roofline_ns(self.device, work)), 0.0
         time = kernel_time(self.device, work)
-        return max(time.ns, float(self.device.kernel_launch_ns)), time.source, time.spread
+        return max(time.ns, self._launch_ns), time.source, time.spread
 
     def step_overhead_ns(self) -> int:
         is_cpu = self.device.kind == "cpu"

@@ -28,7 +28,10 @@ ALLOWED_PACKAGES = {
     "profiles": {"numpy", "pydantic", "yaml"},
     "kernels": {"torch", "triton"},
     "simulator": {"numba", "numpy", "simpy"},
-    "planner": {"networkx", "numpy", "optuna", "pydantic", "torch", "transformers", "yaml"},
+    "planner": {
+        *("networkx", "numpy", "optuna", "pydantic", "torch", "transformers", "yaml"),
+        "typing_extensions",
+    },
     "executor": {"numpy", "pydantic", "pynvml", "torch", "yaml"},
     "cli": {"click", "rich", "yaml"},
 }
