@@ -26,7 +26,7 @@ from claw_plan.planner.memory import HeldMemory
 from claw_plan.planner.pass_time import PassTime, Stretch, stretch_of
 from claw_plan.planner.placement import crosses_node, groups_of
 from claw_plan.planner.problem import Problem, variant_of
-from claw_plan.planner.schedules import Action, action_needs, schedule_actions
+from claw_plan.planner.schedules import FORWARD, Action, schedule_actions
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_streams import Parts, StageStreams, add_stage_streams
 from claw_plan.profiles.cost import CollectiveCost
@@ -81,8 +81,9 @@ class Lowering:
         self._variant = variant_of(candidate)
         self._others = groups_of(candidate, problem.devices_per_node)
         self._builder = TaskGraphBuilder()
-        self._sent: dict[Action, int] = {}
+        self._sent: dict[tuple[int, str, int], int] = {}
         self._stretches: dict[tuple[int, int, str], Stretch] = {}
+        self._send_costs: dict[tuple[int, str], CollectiveCost] = {}
         rows = schedule_actions(candidate.schedule, candidate.pp, count, candidate.stages_per_rank)
         ports = add_stage_streams(self._builder, problem, candidate)
         self._ranks = [
@@ -106,35 +107,47 @@ class Lowering:
         while progress:
             progress = False
             for rank in self._ranks:
-                while rank.done < len(rank.pending) and self._ready(rank.pending[rank.done]):
-                    self._lower_action(rank, rank.pending[rank.done])
-                    rank.done += 1
-                    progress = True
+                first = rank.done
+                self._lower_what_is_ready(rank)
+                progress = progress or rank.done > first
         self._finish_step()
         return Lowered(self._builder.build(), self._ranks[0].streams.parts)
 
-    def _others_needed(self, action: Action) -> list[Action]:
-        needs = action_needs(action, self._num_stages)
-        return [need for need in needs if need.stage != action.stage]
+    def _lower_what_is_ready(self, rank: _Rank) -> None:
+        """A rank's next actions, up to one whose message has not been sent."""
+        while rank.done < len(rank.pending):
+            action = rank.pending[rank.done]
+            needed = self._message_for(action)
+            if needed is not None:
+                arrives = self._sent.get(needed)
+                if arrives is None:
+                    return
+                rank.streams.wait_for([arrives])
+            self._lower_action(rank, action)
+            rank.done += 1
 
-    def _ready(self, action: Action) -> bool:
-        return all(need in self._sent for need in self._others_needed(action))
+    def _message_for(self, action: Action) -> tuple[int, str, int] | None:
+        """The action of another stage whose result this one takes: its neighbour's."""
+        stage, kind, index = action
+        if kind == FORWARD:
+            return (stage - 1, kind, index) if stage else None
+        return (stage + 1, kind, index) if stage + 1 < self._num_stages else None
 
     def _lower_action(self, rank: _Rank, action: Action) -> None:
-        stage = rank.stages[action.stage]
-        rank.streams.wait_for([self._sent[need] for need in self._others_needed(action)])
-        if action.kind == "F":
-            self._forward(rank, stage, action)
+        stage, label = rank.stages[action.stage], str(action)
+        if action.kind == FORWARD:
+            self._forward(rank, stage, label)
         else:
-            self._backward(rank.streams, stage, action)
-        self._send(rank.streams, stage, action)
+            is_last = action.microbatch == stage.last_backward
+            self._backward(rank.streams, stage, label, is_last)
+        self._send(rank.streams, stage, action, label)
 
-    def _forward(self, rank: _Rank, stage: _Stage, action: Action) -> None:
+    def _forward(self, rank: _Rank, stage: _Stage, label: str) -> None:
         data, streams = stage.data, rank.streams
-        first = sum(each.held.always_bytes for each in rank.stages.values())
-        streams.next_alloc_bytes = (0 if rank.done else first) + stage.held.microbatch_bytes
+        streams.next_alloc_bytes = stage.held.microbatch_bytes
+        if not rank.done:
+            streams.next_alloc_bytes += sum(s.held.always_bytes for s in rank.stages.values())
         data.begin_forward(range(stage.start, stage.stop))
-        label = str(action)
         if not data.by_unit:
             streams.run_pass("forward", label, self._stretch(stage.start, stage.stop, "forward"))
         else:
@@ -145,12 +158,10 @@ class Lowering:
                 data.after_forward(unit)
         data.end_forward()
 
-    def _backward(self, streams: StageStreams, stage: _Stage, action: Action) -> None:
-        data = stage.data
-        is_last = action.microbatch == stage.last_backward
-        units = list(reversed(range(stage.start, stage.stop)))
+    def _backward(self, streams: StageStreams, stage: _Stage, label: str, is_last: bool) -> None:
+        data, frees = stage.data, stage.held.microbatch_bytes
+        units = range(stage.stop - 1, stage.start - 1, -1)
         data.begin_backward(units, is_last)
-        label, frees = str(action), stage.held.microbatch_bytes
         if not data.by_unit:
             streams.next_free_bytes = frees
             self._run_backward(streams, label, stage.start, stage.stop)
@@ -197,12 +208,20 @@ class Lowering:
     def _is_block(self, unit: int) -> bool:
         return 0 < unit < len(self._problem.graph.units) - 1
 
-    def _send(self, streams: StageStreams, stage: _Stage, action: Action) -> None:
+    def _send(self, streams: StageStreams, stage: _Stage, action: Action, label: str) -> None:
         """Hidden states go on to the next stage, their gradients back to the one before."""
-        peer = stage.index + (1 if action.kind == "F" else -1)
+        peer = stage.index + (1 if action.kind == FORWARD else -1)
         if not 0 <= peer < self._num_stages:
             return
-        boundary = stage.stop if action.kind == "F" else stage.start
+        key = (stage.index, action.kind)
+        cost = self._send_costs.get(key)
+        if cost is None:
+            cost = self._send_costs[key] = self._send_cost(stage, action.kind, peer)
+        self._sent[action] = streams.send(cost, f"send {label}")
+
+    def _send_cost(self, stage: _Stage, kind: str, peer: int) -> CollectiveCost:
+        """A message from the stage to its neighbour; the same for every microbatch."""
+        boundary = stage.stop if kind == FORWARD else stage.start
         size = self._problem.graph.cost(boundary, self._variant).input_bytes.at(
             self._candidate.microbatch_size, self._candidate.tp
         )
@@ -210,8 +229,7 @@ class Lowering:
             size = -(-size // self._candidate.tp)
         earlier = min(stage.index, peer) % self._candidate.pp
         nodes = 1 + crosses_node(self._candidate, earlier, self._problem.devices_per_node)
-        cost = self._problem.collective("send", size, 2, nodes)
-        self._sent[action] = streams.send(cost, f"send {action}")
+        return self._problem.collective("send", size, 2, nodes)
 
     def _finish_step(self) -> None:
         """Tied gradients are summed, gradients of sharded sequences too, then the optimizer."""

@@ -80,6 +80,7 @@ class StageStreams:
         needs: Sequence[int],
     ) -> int:  # fmt: skip
         """A collective on a stream of its own; on gloo it stops the compute stream instead."""
+        needs = [need for need in needs if need >= 0]
         if not self.overlaps:
             self.wait_for(needs)
             return self.exchange(kind, name, cost, copy_ns)
@@ -88,7 +89,8 @@ class StageStreams:
 
     def send(self, cost: CollectiveCost, name: str) -> int:
         """A message to another stage, after the newest computation."""
-        return self._flow(self.sends, "pp_comm", name, cost, [self.last_task], 0)
+        needs = [self.last_task] if self.last_task >= 0 else []
+        return self._flow(self.sends, "pp_comm", name, cost, needs, 0)
 
     def run_pass(self, kind: str, name: str, stretch: Stretch) -> None:
         """The kernels of some units as one task, their exchanges as another."""
@@ -107,8 +109,8 @@ class StageStreams:
         return round(self.overlap_loss * both)
 
     def _take_waits(self) -> list[int]:
-        waits, self._waits = sorted(set(self._waits)), []
-        return waits
+        waits, self._waits = self._waits, []
+        return sorted(set(waits)) if len(waits) > 1 else waits
 
     def _flow(
         self, stream: int, kind: str, name: str, cost: CollectiveCost, needs: Sequence[int],
@@ -117,7 +119,7 @@ class StageStreams:
         return self.builder.add(
             stream,
             cost.latency_ns + copy_ns,
-            [need for need in needs if need >= 0],
+            needs,
             kind=kind,
             name=name,
             cost_source=cost.source,

@@ -36,4 +36,5 @@ def _previous_on_stream(graph: TaskGraph) -> list[int]:
     before = np.full(len(graph), -1, dtype=np.int64)
     same = graph.stream[order[1:]] == graph.stream[order[:-1]]
     before[order[1:][same]] = order[:-1][same]
-    return [int(task) for task in before]
+    found: list[int] = before.tolist()
+    return found

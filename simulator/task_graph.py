@@ -17,7 +17,8 @@ nanoseconds of work, its link the cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from array import array
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,17 +93,20 @@ class TaskGraph:
 
 
 class TaskGraphBuilder:
-    """Collects tasks; `add` answers with the task's id, to be used in later `needs`."""
+    """Collects tasks; `add` answers with the task's id, to be used in later `needs`.
+
+    Numbers are kept as 64-bit integers in one array: a step may have some 100,000 tasks.
+    """
 
     def __init__(self) -> None:
         self._streams: list[str] = []
         self._ranks: list[int] = []
         self._links: list[str] = []
         self._capacity: list[int] = []
-        self._rows: list[tuple[int, int, int, int, int, int]] = []
-        self._task_links: list[Sequence[int]] = []
-        self._task_needs: list[Sequence[int]] = []
-        self._labels: list[tuple[str, str, str]] = []
+        self._numbers = array("q")  # of each task in turn, as `build` takes them apart
+        self._labels: list[str] = []  # likewise: kind, name, cost source
+        self._task_links, self._task_needs = array("q"), array("q")
+        self._tasks = 0
 
     def stream(self, name: str, rank: int) -> int:
         """Adds a stream of the device `rank` (the stage a folded class stands for)."""
@@ -134,62 +138,57 @@ class TaskGraphBuilder:
         free_bytes: int = 0,
     ) -> int:
         """Adds a task; without `work_bytes` it is a pure delay. Needs must name earlier tasks."""
-        task = len(self._rows)
+        task = self._tasks
         if delay_ns < 0 or work_bytes < 0:
             raise ValueError(
                 f"{name}: times and bytes are not negative: {delay_ns=} {work_bytes=}"
             )
-        if work_bytes and not links:
-            raise ValueError(f"{name}: {work_bytes=} need a link to go over")
-        if work_bytes and not rate_cap_bytes_per_s > 0:
-            raise ValueError(f"{name}: a flow has a rate cap, but got {rate_cap_bytes_per_s=}")
-        if any(not 0 <= need < task for need in needs):
-            raise ValueError(f"{name}: task {task} needs earlier tasks only, but got {needs=}")
-        cap = rate_units(rate_cap_bytes_per_s) if work_bytes else 0
-        self._rows.append((stream, delay_ns, work_bytes, cap, alloc_bytes, free_bytes))
-        self._task_links.append(links if work_bytes else ())
-        self._task_needs.append(needs)
-        self._labels.append((kind, name, cost_source))
+        cap = 0
+        if work_bytes:
+            if not links:
+                raise ValueError(f"{name}: {work_bytes=} need a link to go over")
+            if not rate_cap_bytes_per_s > 0:
+                raise ValueError(f"{name}: a flow has a rate cap, but got {rate_cap_bytes_per_s=}")
+            cap = rate_units(rate_cap_bytes_per_s)
+            self._task_links.extend(links)
+        for need in needs:
+            if not 0 <= need < task:
+                raise ValueError(f"{name}: task {task} needs earlier tasks only, but got {needs=}")
+        self._task_needs.extend(needs)
+        ends = len(self._task_links), len(self._task_needs)
+        self._numbers.extend((stream, delay_ns, work_bytes, cap, alloc_bytes, free_bytes, *ends))
+        self._labels += (kind, name, cost_source)
+        self._tasks += 1
         return task
 
     def build(self) -> TaskGraph:
         """The finished graph."""
-        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 6)
-        link_start, link = _compressed(self._task_links)
-        need_start, need = _compressed(self._task_needs)
-        kind, name, source = zip(*self._labels, strict=True) if self._labels else ((), (), ())
+        columns = np.array(self._numbers, dtype=np.int64).reshape(-1, 8).T.copy()
+        stream, delay_ns, work_bytes, rate_cap, alloc_bytes, free_bytes, links, needs = columns
         return TaskGraph(
             streams=tuple(self._streams),
             ranks=tuple(self._ranks),
             links=tuple(self._links),
-            stream=rows[:, 0].copy(),
-            delay_ns=rows[:, 1].copy(),
-            work_bytes=rows[:, 2].copy(),
-            rate_cap=rows[:, 3].copy(),
-            link_start=link_start,
-            link=link,
-            need_start=need_start,
-            need=need,
+            stream=stream,
+            delay_ns=delay_ns,
+            work_bytes=work_bytes,
+            rate_cap=rate_cap,
+            link_start=np.concatenate(([0], links)),
+            link=np.array(self._task_links, dtype=np.int64),
+            need_start=np.concatenate(([0], needs)),
+            need=np.array(self._task_needs, dtype=np.int64),
             capacity=np.array(self._capacity, dtype=np.int64),
-            alloc_bytes=rows[:, 4].copy(),
-            free_bytes=rows[:, 5].copy(),
-            kind=kind,
-            name=name,
-            cost_source=source,
+            alloc_bytes=alloc_bytes,
+            free_bytes=free_bytes,
+            kind=tuple(self._labels[0::3]),
+            name=tuple(self._labels[1::3]),
+            cost_source=tuple(self._labels[2::3]),
         )
 
 
 def rate_units(bytes_per_s: float) -> int:
     """A rate in whole units, at least one."""
     return max(1, int(bytes_per_s // RATE_UNIT_BYTES_PER_S))
-
-
-def _compressed(rows: Iterable[Sequence[int]]) -> tuple[Int, Int]:
-    rows = list(rows)
-    start = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=start[1:])
-    flat = [item for row in rows for item in row]
-    return start, np.array(flat, dtype=np.int64)
 
 
 def _check_length(column: str, values: Sized, expected: int) -> None:
