@@ -33,7 +33,8 @@ ACCUMULATE, GATHER_COPY, REDUCE_COPY = (
 """What autograd and fully_shard call for it, and so how a run's measurements name it."""
 
 
-def _memory_work(target: str, size_bytes: int, phase: str) -> OpWork:
+def memory_work(target: str, size_bytes: int, phase: str) -> OpWork:
+    """A kernel that moves bytes and is known by its operator's name."""
     return OpWork(
         kind="memory", dims=(), dtype="float32", flops=0, bytes=size_bytes, phase=phase,
         target=target,
@@ -89,7 +90,7 @@ class DataParallel:
         """All units' backwards were added; from the second on, gradients were added to others."""
         if self._has_gradients:
             size = ACCUMULATED_BYTES * self._accumulated_elements()
-            cost = self._problem.cost.op(_memory_work(ACCUMULATE, size, "backward"))
+            cost = self._problem.cost.op(memory_work(ACCUMULATE, size, "backward"))
             self._streams.run("backward", "accumulate gradients", cost.ns, cost.source)
         self._has_gradients = self._accumulated_elements() > 0
 
@@ -235,7 +236,7 @@ class Sharded(DataParallel):
         if shard == 1:
             return self._copy(name, cast_ns, needs)
         # Cast the shard into the gather's buffer, then copy each parameter out of it.
-        copied = _memory_work(GATHER_COPY, 2 * compute * size.whole, "forward")
+        copied = memory_work(GATHER_COPY, 2 * compute * size.whole, "forward")
         copy_ns = cast_ns + problem.cost.op(copied).ns
         cost = problem.collective(
             "all_gather", compute * size.shard * shard, shard, self._shard_nodes, by_data=True
@@ -289,7 +290,7 @@ class Sharded(DataParallel):
         compute = problem.training.compute_bytes
         name = "root" if group == ROOT else f"unit {group}"
         # Copy (and cast) the gradients into the reduction's buffer.
-        copied = _memory_work(REDUCE_COPY, (compute + reduced) * size.trainable_whole, "backward")
+        copied = memory_work(REDUCE_COPY, (compute + reduced) * size.trainable_whole, "backward")
         copy_ns = problem.cost.op(copied).ns
         needs = [streams.last_task]
         if shard == 1:

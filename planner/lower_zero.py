@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.lower_data import DataParallel, Sharded, Whole
+from claw_plan.planner.lower_data import ACCUMULATE, DataParallel, Sharded, Whole, memory_work
 from claw_plan.planner.placement import expert_groups, replica_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.shards import ShardSizes, local_numel
@@ -96,6 +96,19 @@ class CopiedParameters(DataParallel):
     def end_backward(self, is_last: bool) -> None:
         self._reduced_in_pass = self._reduced_in_pass or self.by_unit
         self.by_unit = False
+        if not self._trainer.fuses_accumulation and self._has_gradients:
+            self._accumulate()
+        self._has_gradients = True
+
+    def _accumulate(self) -> None:
+        """A microbatch's gradients are added to those before: two read, one written."""
+        elements = sum(sum(counts) for counts in self._elements.values())
+        size = 3 * self._trainer.gradient_bytes * elements
+        work = memory_work(ACCUMULATE, size, "backward")
+        ns = round(self._problem.cost.op(work).ns * self._trainer.memory_scale)
+        if ns:
+            task = self._streams.run("backward", "accumulate gradients", ns)
+            self._streams.parts[task] = ({"memory": float(ns)}, 0)
 
     @override
     def step_optimizer(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from claw_plan.planner.accumulation import with_fused_accumulation
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.graph import ModelGraph
@@ -68,7 +69,7 @@ def pose(
             f"the plan uses {candidate.num_devices} devices, the cluster has "
             f"{row.cluster.num_devices}"
         )
-    graph = _graph(row.dimensions, _division(plan, trainer), plan)
+    graph = _graph(row.dimensions, _division(plan, trainer), plan, trainer.fuses_accumulation)
     training = Training(
         global_batch=plan.global_batch,
         seq_len=row.dimensions.seq_len,
@@ -140,15 +141,24 @@ def _division(plan: PublishedPlan, trainer: Trainer) -> Division:
     )
 
 
-def _graph(dims: Dimensions, division: Division, plan: PublishedPlan) -> ModelGraph:
-    return _traced(dims, division, plan.dtype, plan.linear_dtype, plan.scaling)
+def _graph(
+    dims: Dimensions, division: Division, plan: PublishedPlan, is_fused: bool
+) -> ModelGraph:
+    return _traced(dims, division, plan.dtype, plan.linear_dtype, plan.scaling, is_fused)
 
 
 @lru_cache(maxsize=1024)
 def _traced(
-    dims: Dimensions, division: Division, dtype: str, linear_dtype: str, scaling: str
+    dims: Dimensions,
+    division: Division,
+    dtype: str,
+    linear_dtype: str,
+    scaling: str,
+    is_fused: bool,
 ) -> ModelGraph:
     graph = trace_reference(dims, division, dtype)
+    if is_fused:
+        graph = with_fused_accumulation(graph)
     return with_linear_dtype(graph, linear_dtype, scaling) if linear_dtype else graph
 
 

@@ -83,5 +83,10 @@ class Trainer:
     fitted: tuple[str, ...] = ()
     source: str = ""
 
+    @property
+    def fuses_accumulation(self) -> bool:
+        """Whether products for weight gradients add to fp32 sums themselves (Megatron-Core)."""
+        return self.keeps_compute_copy and self.gradient_bytes == 4
+
 
 NEUTRAL = Trainer(name="neutral", source="plain sums of kernels and collectives")
