@@ -62,14 +62,15 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def override_kernels(kernels: dict[str, Any]) -> Iterator[None]:
-    """Puts Python functions in place of aten operators above autograd, for CPU (and fake) tensors.
+    """Puts Python functions in place of aten operators above autograd: CPU, fake, meta tensors.
 
     A TorchFunctionMode would miss calls made inside functions that are overridable themselves,
     such as F.multi_head_attention_forward.
     """
     with torch.library._scoped_library("aten", "IMPL") as library:
         for name, kernel in kernels.items():
-            library.impl(name, kernel, "AutogradCPU", allow_override=True)
+            for key in ("AutogradCPU", "AutogradMeta"):
+                library.impl(name, kernel, key, allow_override=True)
         yield
 
 
