@@ -94,3 +94,31 @@ def test_headroom_is_taken_off_the_capacity(toys):
     cluster = toys.cluster(memory_bytes=1000, kind="cpu")
     problem = toys.problem(cluster=cluster, headroom=0.25)
     assert peak(problem, Candidate()).capacity_bytes == 750
+
+
+def test_an_interleaved_rank_sums_its_stages(toys):
+    """Narayanan et al. 2021: the first of p ranks holds 1 + (p - 1) / (p v) of all layers."""
+    graph = toys.graph(layers=8, hidden=10_000, ends=False, tied=False)
+    problem = toys.problem(graph, toys.cluster(devices=2, kind="cpu"), global_batch=8)
+    candidate = Candidate(pp=2, schedule="Interleaved1F1B", stages_per_rank=2)
+    cuts = ((0, 3), (3, 5), (5, 7), (7, 10))
+    model = Scorer(problem).memory
+    first, second = model.stages(candidate, cuts)
+    # Rank 0: 2 ahead of the other stage, 2 of warm-up, and the one that runs: 3 and 2 in flight.
+    assert first.parts["activations"] == (3 * 3 + 2 * 2) * 50_000 + 20_000
+    # Rank 1 has two fewer ahead: 2 and 1 in flight.
+    assert second.parts["activations"] == (2 * 2 + 1 * 3) * 50_000 + 20_000
+    assert model.in_flight_bytes(candidate, cuts) == (3 * 3 + 2 * 2) * 50_000
+
+
+def test_a_fuller_device_is_likelier_to_run_out(toys):
+    memories = []
+    for memory_bytes in (10_000_000_000, 5_000_000_000, 3_000_000_000):
+        problem = toys.problem(cluster=toys.cluster(memory_bytes=memory_bytes))
+        memories.append(peak(problem, Candidate()))
+    chances = [memory.out_of_memory_probability for memory in memories]
+    assert chances == sorted(chances)
+    assert chances[0] < 0.01 and chances[-1] > 0.5  # 3.25 GB lie outside the tensors
+    low, high = memories[0].shown.interval_bytes
+    assert low < 3_250_000_000 < high
+    assert memories[0].spread == 0.09

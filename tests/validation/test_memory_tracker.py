@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -29,46 +30,79 @@ LAYERS, SEQ = 4, 8192
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory):
+def graph_in(tmp_path_factory):
+    """The trace in a precision, made once."""
     config = json.loads(CONFIG.read_text()) | {"num_hidden_layers": LAYERS}
     path = tmp_path_factory.mktemp("llama") / "config.json"
     path.write_text(json.dumps(config))
-    return trace(load_model(path), seq_len=SEQ, dtype="bfloat16")
+    return lru_cache(lambda dtype: trace(load_model(path), seq_len=SEQ, dtype=dtype))
 
 
-def predicted_bytes(graph, candidate):
+def predicted_bytes(graph, candidate, stage=0):
     cluster = load_cluster("8xdgx-h100")
     training = Training(
-        global_batch=candidate.dp,
+        global_batch=candidate.dp * microbatches(candidate),
         seq_len=SEQ,
-        precision="bfloat16",
+        precision=graph.dtype,
         optimizer="adamw",
         memory_headroom=0.0,
     )
     problem = Problem(
         graph=graph, cluster=cluster, cost=ClusterCostModel(cluster, None), training=training
     )
-    memory = Scorer(problem).memory.stage(candidate, 0, 0, len(graph.units))
+    units, each = len(graph.units), (len(graph.units) - 2) // candidate.pp
+    start = 1 + stage * each if stage else 0
+    stop = units if stage == candidate.pp - 1 else 1 + (stage + 1) * each
+    memory = Scorer(problem).memory.stage(candidate, stage, start, stop)
     return memory.peak_bytes - memory.parts["context"]  # the tracker sees tensors only
 
 
-def tracked_bytes(candidate):
+def microbatches(candidate):
+    return 2 * candidate.pp if candidate.pp > 1 else 1
+
+
+def tracked_bytes(candidate, stage=0, ddp=False):
     command = [sys.executable, str(TRACKER), "--layers", str(LAYERS), "--seq", str(SEQ)]
     command += ["--replicate", str(candidate.dp_replicate), "--dp", str(candidate.dp_shard)]
-    command += ["--tp", str(candidate.tp)]
+    command += ["--tp", str(candidate.tp), "--stages", str(candidate.pp), "--stage", str(stage)]
+    command += ["--microbatches", str(microbatches(candidate))]
     command += ["--recompute"] if candidate.recompute == "full" else []
+    command += ["--sequence"] if candidate.sequence_parallel else []
+    command += [] if candidate.reshard_after_forward else ["--keep-gathered"]
+    command += ["--ddp"] if ddp else []
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     return json.loads(done.stdout.splitlines()[-1])["peak_bytes"]
 
 
-FSDP = Candidate(dp_shard=64)
-TP = Candidate(dp_replicate=8, tp=8)
-BOTH = Candidate(dp_shard=8, tp=8)
+PLANS = {
+    "fsdp": Candidate(dp_shard=64),
+    "fsdp kept": Candidate(dp_shard=64, reshard_after_forward=False),
+    "tp": Candidate(dp_replicate=8, tp=8),
+    "tp sp": Candidate(dp_replicate=8, tp=8, sequence_parallel=True),
+    "fsdp tp": Candidate(dp_shard=8, tp=8),
+    "fsdp tp sp": Candidate(dp_shard=8, tp=8, sequence_parallel=True),
+    "pp": Candidate(pp=2, dp_shard=8, reshard_after_forward=False),
+    "ddp": Candidate(dp_replicate=8),
+}
 
 
-@pytest.mark.parametrize("candidate", [FSDP, TP, BOTH], ids=["fsdp", "tp", "fsdp-tp"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_within_five_percent_of_the_tracker(graph, candidate, recompute):
-    candidate = replace(candidate, recompute=recompute)
-    predicted, tracked = predicted_bytes(graph, candidate), tracked_bytes(candidate)
-    assert predicted == pytest.approx(tracked, rel=0.05)
+def cases(names, recompute):
+    for name in names:
+        for stage in range(PLANS[name].pp):
+            for mode in recompute:
+                yield pytest.param(name, stage, mode, id=f"{name}-{stage}-{mode}")
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "recompute"),
+    [
+        *cases(("fsdp kept", "tp", "ddp"), ("none",)),
+        *cases(("fsdp", "tp sp", "fsdp tp", "pp"), ("full",)),
+    ],
+)
+def test_within_five_percent_of_the_tracker(graph_in, name, stage, recompute):
+    """Each plan once, with or without recompute; bench/memory.py does both, and all 32 layers."""
+    candidate, is_ddp = replace(PLANS[name], recompute=recompute), name == "ddp"
+    graph = graph_in("float32" if is_ddp else "bfloat16")
+    tracked = tracked_bytes(candidate, stage, is_ddp)
+    assert predicted_bytes(graph, candidate, stage) == pytest.approx(tracked, rel=0.05)

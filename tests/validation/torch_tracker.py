@@ -7,6 +7,10 @@ shape, and FSDPMemTracker follows storages through the real fully_shard. Run as 
 
 prints one JSON object: the peak in bytes and its parts as the tracker names them. Llama-3-8B's
 shape, batch 1 of --seq tokens; stored in fp32, computed in bf16, reduced in fp32, AdamW.
+
+--ddp computes in fp32 with whole parameters. DistributedDataParallel's reducer does not take fake
+tensors, so its buckets, a flat copy of all gradients, are added by hand. --stages cuts the layers
+into a pipeline, of which rank --stage runs its 1F1B actions on made-up neighbours.
 """
 
 from __future__ import annotations
@@ -16,18 +20,23 @@ import json
 import logging
 import math
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from claw_plan.planner.graph import TensorParallelRule
+from claw_plan.planner.schedules import FORWARD, schedule_actions
+from claw_plan.planner.sequence_parallel import divide_sequence
 from claw_plan.planner.tensor_parallel import apply_rules
 from claw_plan.planner.tp_autograd import OverProcessGroup
 
@@ -80,20 +89,72 @@ def join_meshes_for_real() -> None:
     DeviceMesh._concatenate = staticmethod(concatenate)
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh, recompute: bool) -> None:
-    layers = model.model.layers
+class Part(nn.Module):
+    """The layers of one pipeline stage, with the embedding or the head at the ends."""
+
+    def __init__(self, whole: nn.Module, stage: int, stages: int) -> None:
+        super().__init__()
+        each = len(whole.model.layers) // stages
+        self.layers = whole.model.layers[stage * each : (stage + 1) * each]
+        self.rotary = whole.model.rotary_emb
+        self.embedding = whole.model.embed_tokens if stage == 0 else None
+        self.norm = whole.model.norm if stage == stages - 1 else None
+        self.head = whole.lm_head if stage == stages - 1 else None
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
+        positions = torch.arange(x.shape[1]).unsqueeze(0)
+        angles = self.rotary(x, positions)
+        for layer in self.layers:
+            x = layer(x, position_embeddings=angles, position_ids=positions)
+        if self.head is None:
+            return x
+        scores = self.head(self.norm(x))[:, :-1].float()
+        return nn.functional.cross_entropy(scores.flatten(0, 1), labels[:, 1:].flatten())
+
+
+def parallelize(model: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh, options: Any) -> Any:
     if mesh["tp"].size() > 1:
         names = [f"model.layers.{index}" for index in range(len(layers))]
         ranks = OverProcessGroup(mesh.get_group("tp"))
-        apply_rules(model, {name: llama_rules() for name in names}, ranks)
-    if recompute:
+        rules = {name: llama_rules() for name in names}
+        apply_rules(model, rules, ranks, sequence_parallel=options.sequence)
+        if options.sequence:
+            divide_sequence(list(layers), rules, ranks)
+    if options.recompute:
         for index, layer in enumerate(layers):
             layers[index] = checkpoint_wrapper(layer)
+    if options.ddp:
+        return model
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     data = mesh["replicate", "dp"] if mesh["replicate"].size() > 1 else mesh["dp"]
+    reshard = not options.keep_gathered
     for layer in layers:
-        fully_shard(layer, mesh=data, mp_policy=policy)
-    fully_shard(model, mesh=data, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(layer, mesh=data, mp_policy=policy, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=data, mp_policy=policy, reshard_after_forward=False)
+
+
+def run_stage(model: Any, options: argparse.Namespace, before: Callable[[], None]) -> None:
+    """The stage's actions of one step; neighbours' tensors are empty."""
+    row = schedule_actions("1F1B", options.stages, options.microbatches)[options.stage]
+    outputs: dict[int, torch.Tensor] = {}
+    tokens = torch.zeros(1, options.seq, dtype=torch.long)
+    for action in row:
+        if action.kind == FORWARD:
+            x = tokens
+            if options.stage:
+                x = torch.empty(1, options.seq, SHAPE["hidden_size"], dtype=torch.bfloat16)
+                x.requires_grad_()
+            before()  # the tracker follows one forward of a module at a time
+            outputs[action.microbatch] = model(x, tokens)
+            continue
+        is_last = action.microbatch == options.microbatches - 1
+        model.set_is_last_backward(is_last)
+        model.set_requires_gradient_sync(is_last)
+        model.set_reshard_after_backward(is_last)
+        output = outputs.pop(action.microbatch)
+        output.backward(torch.empty_like(output))
 
 
 def peak_parts(options: argparse.Namespace) -> dict[str, int]:
@@ -103,25 +164,39 @@ def peak_parts(options: argparse.Namespace) -> dict[str, int]:
     mesh = init_device_mesh("cpu", _degrees(options), mesh_dim_names=("replicate", "dp", "tp"))
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(options.layers)
-        parallelize(model, mesh, options.recompute)
+        layers = model.model.layers
+        if options.stages > 1:
+            model = Part(model, options.stage, options.stages)
+            layers = model.layers
+        model = parallelize(model, layers, mesh, options)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         tokens = torch.zeros(1, options.seq, dtype=torch.long)
 
-        def step() -> None:
-            model(input_ids=tokens, labels=tokens).loss.backward()
+        def step(before: Callable[[], None]) -> None:
+            if options.stages > 1:
+                run_stage(model, options, before)
+            else:
+                model(input_ids=tokens, labels=tokens).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
-        step()  # the first step makes states and buffers that do not recur
-        tracker = FSDPMemTracker(model, optimizer)
-        tracker.track_inputs((tokens,))
+        step(lambda: None)  # the first step makes states and buffers that do not recur
+        if options.ddp:
+            tracker = MemTracker()
+            tracker.track_external(model, optimizer, tokens)
+        else:
+            tracker = FSDPMemTracker(model, optimizer)
+            tracker.track_inputs((tokens,))
         with tracker:
-            step()
+            step(tracker.reset_mod_stats)
             tracker.reset_mod_stats()
-            step()
+            step(tracker.reset_mod_stats)
         (peak,) = tracker.get_tracker_snapshot("peak").values()
     dist.destroy_process_group()
-    return {str(getattr(kind, "value", kind)): int(size) for kind, size in peak.items()}
+    parts = {str(getattr(kind, "value", kind)): int(size) for kind, size in peak.items()}
+    if options.ddp:
+        parts["Total"] += sum(p.nbytes for p in model.parameters())
+    return parts
 
 
 def _degrees(options: argparse.Namespace) -> tuple[int, int, int]:
@@ -135,7 +210,11 @@ def main() -> None:
     parser.add_argument("--dp", type=int, default=64, help="dp_shard")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--seq", type=int, default=2048)
-    parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--stage", type=int, default=0)
+    parser.add_argument("--microbatches", type=int, default=1)
+    for name in ("--recompute", "--sequence", "--keep-gathered", "--ddp"):
+        parser.add_argument(name, action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.ERROR)
