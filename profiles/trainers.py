@@ -60,14 +60,16 @@ def _add(
     known.pop("like", None)
     kind = known.pop("own", None) or (parent and _kind(parent, document)) or "fused"
     if kind not in document["own"]:
-        raise InputError(f"{where}: {name}: own: {near_matches(str(kind), document['own'])}")
+        near = near_matches(str(kind), document["own"])
+        raise InputError(f"{where}: {name}: there are no constants {kind!r} in 'own'; {near}")
     before = {**document["prior"], **fit.shared}
     if parent is not None:
         before = {key: getattr(parent, key) for key in (*CONSTANTS, *SHARED)}
     own = fit.trainers.get(name, {})
     bad = [key for key in (*before, *own, *known) if key not in _KEYS]
     if bad:
-        raise InputError(f"{where}: {name}: {near_matches(bad[0], _KEYS)}")
+        near = near_matches(bad[0], _KEYS)
+        raise InputError(f"{where}: {name}: there is no key {bad[0]!r}; {near}")
     values = {key: float(value) for key, value in {**before, **own}.items()}
     found[name] = Trainer(
         name=name,
