@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from claw_plan.planner.attention_op import fused_operators
+from claw_plan.planner.attention_op import fused_operators, grouped_product
 from claw_plan.planner.torch_private import FakeTensorMode, TorchDispatchMode
 
 FULL = ((2, 4, 6, 8),) * 3
@@ -100,3 +100,20 @@ def test_the_operators_are_torchs_own_again_afterwards() -> None:
     with Names() as seen:
         F.scaled_dot_product_attention(q, q, q)
     assert "attention" not in seen.names
+
+
+def test_groups_of_equal_size_are_a_batch_of_products() -> None:
+    with FakeTensorMode():
+        rows = torch.randn(3, 4, 8, requires_grad=True)
+        experts = torch.randn(3, 8, 16, requires_grad=True)
+        with Names() as seen:
+            grouped_product(rows, experts).sum().backward()
+    assert seen.names.count("grouped_mm") == 3  # forward, and one for each operand
+    assert rows.grad.shape == rows.shape and experts.grad.shape == experts.shape
+
+
+def test_it_stands_in_on_meta_tensors_too() -> None:
+    q = torch.empty(2, 4, 6, 8, device="meta", requires_grad=True)
+    with fused_operators(), Names() as seen:
+        F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+    assert seen.names.count("attention") == seen.names.count("attention_backward") == 1

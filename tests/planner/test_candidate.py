@@ -60,3 +60,11 @@ def test_short_names_what_is_not_neutral():
     assert Candidate().short() == "one device, microbatch 1"
     split = Candidate(pp=2, dp_shard=4, reshard_after_forward=False, recompute="full")
     assert split.short() == "pp=2, dp_shard=4, 1F1B, no reshard, recompute full, microbatch 1"
+
+
+def test_contexts_share_the_shards_and_experts_are_at_least_one():
+    split = Candidate(dp_shard=4, cp=2, ep=4, etp=2)
+    assert (split.shard_ranks, split.dp, split.num_devices) == (8, 4, 8)
+    assert split.short().startswith("dp_shard=4, cp=2, ep=4")
+    with pytest.raises(PlanError, match="ep is at least 1, but got ep=0"):
+        Candidate(ep=0)

@@ -114,3 +114,18 @@ def test_hidden_states_pass_from_unit_to_unit() -> None:
         (Amount(0, 8), Amount(0, 16)),
         (Amount(0, 16), Amount()),
     ]
+
+
+def test_an_exchange_keeps_its_axis() -> None:
+    ops = [[RecordedExchange(0, FORWARD, "m", "all_to_all", 10 * b, "ep")] for b in SIZES]
+    (cost,) = Fit(SIZES).units([Recording(ops=list(each)) for each in ops], 1)
+    assert cost.forward == (Exchange(op="all_to_all", bytes=Amount(0, 10), module="m", axis="ep"),)
+    other = RecordedExchange(0, FORWARD, "m", "all_to_all", 20, "cp")
+    assert identity(ops[0][0]) != identity(other)
+
+
+def test_two_sizes_show_no_curve_but_nothing_shrinks_below_zero() -> None:
+    fit = Fit((2, 4))
+    assert fit.amount([10, 18], "line") == Amount(2, 4)
+    assert fit.amount([7, 7], "constant") == Amount(7)
+    assert not fit.curved

@@ -103,3 +103,25 @@ def test_linear_is_two_products_of_its_flops_in_backward() -> None:
         counted.get_total_flops()
         == 3 * works(aten.mm.default, x.detach(), w.t().detach())[0].flops
     )
+
+
+def test_products_of_groups_repeat_and_ragged_ones_do_not() -> None:
+    import claw_plan.planner.attention_op  # noqa: F401  registers the operator
+
+    grouped = torch.ops.claw_plan.grouped_mm.default
+    with torch.device("meta"):
+        rows, weights = torch.empty(5, 6, 8), torch.empty(5, 8, 10)
+        (equal,) = works(grouped, rows, weights, None)
+        ragged_rows, offsets = torch.empty(30, 8), torch.empty(5, dtype=torch.int32)
+        (ragged,) = works(grouped, ragged_rows, weights, offsets)
+    assert (equal.dims, ragged.dims) == ((5, 6, 10, 8), (1, 30, 10, 8))
+    assert equal.flops == ragged.flops == 2 * 30 * 10 * 8
+
+
+def test_a_narrower_value_costs_its_own_width() -> None:
+    import claw_plan.planner.attention_op  # noqa: F401  registers the operator
+
+    with torch.device("meta"):
+        q, v = torch.empty(1, 4, 6, 12), torch.empty(1, 4, 6, 8)
+        (work,) = works(torch.ops.claw_plan.attention.default, q, q, v, None, 0.0, True, 0.5)
+    assert work.flops == 2 * 4 * 6 * 6 * (12 + 8)

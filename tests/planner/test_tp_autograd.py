@@ -68,3 +68,10 @@ def test_a_shared_gradient_is_not_overwritten():
 def test_a_sequence_that_does_not_divide_says_what_to_do():
     with pytest.raises(PlanError, match="a sequence of 5 in attn does not divide by 2; choose"):
         scatter_to_sequence(torch.zeros(1, 5, 2), StandIn(2), "attn")
+
+
+def test_a_stand_in_exchanges_as_much_as_it_has():
+    seen = []
+    ranks = StandIn(4, exchange=lambda op, size, where: seen.append((op, size, where)))
+    assert ranks.all_to_all(torch.ones(8, 3), "experts").shape == (8, 3)
+    assert seen == [("all_to_all", 96, "experts")]
