@@ -162,7 +162,9 @@ class ModelGraph:
     tensor-parallel pair was found, with the reason in `no_tensor_parallel`. `tp_divides` is the
     number every degree must divide. `cut_refused` maps a unit index to the reason why no
     pipeline cut may lie before it. `seq_len` is None for models without a sequence.
-    `assumptions` are sentences the report prints.
+    `launches_per_op` is how many kernels the host launches for one that was traced: 1, unless the
+    trace stands for a program that it leaves small kernels out of. `assumptions` are sentences
+    the report prints.
     """
 
     name: str
@@ -179,6 +181,7 @@ class ModelGraph:
     seq_len: int | None = None
     dtype: str = "float32"
     inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    launches_per_op: float = 1.0
     assumptions: tuple[str, ...] = ()
 
     @cached_property

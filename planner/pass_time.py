@@ -208,4 +208,4 @@ def kernel_scale(trainer: Trainer, part: str) -> float:
 
 def exchange_scale(trainer: Trainer, axis: str) -> float:
     """The trainer's factor on a collective of that axis."""
-    return trainer.tp_scale * {"cp": trainer.cp_scale, "ep": trainer.ep_scale}.get(axis, 1.0)
+    return {"cp": trainer.cp_scale, "ep": trainer.ep_scale}.get(axis, trainer.tp_scale)

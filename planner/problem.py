@@ -140,7 +140,7 @@ class Problem:
         cost, trainer = self.graph.costs[variant][structure], self.trainer
         groups = {"tp": (tp, -(-tp // self.devices_per_node))}
         groups |= {axis: (size, nodes) for axis, size, nodes in others}
-        timer = PassTimer(host_ns=trainer.host_ns)
+        timer = PassTimer(host_ns=trainer.host_ns * self.graph.launches_per_op)
         for item, share in items_of(cost, kind, trainer):
             if isinstance(item, Op):
                 work = op_work(item, batch, tp, kind == "backward")

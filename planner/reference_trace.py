@@ -28,6 +28,10 @@ BATCH_SIZES = (2, 4)
 """Two points of a line. That these operators' costs lie on one is tested, not checked each time;
 even, so that tokens divide among experts and ranks."""
 
+LAUNCHES_PER_OP = 2.0
+"""A block has 12 to 14 operators forward here; eager trainers launch 24 to 30 kernels (biases,
+dropout, casts, copies)."""
+
 Kind = tuple[int, bool]
 """A kind of block: the window of its attention (0: none) and whether its MLP is dense."""
 
@@ -54,6 +58,7 @@ def trace_reference(dims: Dimensions, division: Division, dtype: str) -> ModelGr
         tp_divides=division.tp,
         seq_len=dims.seq_len,
         dtype=dtype,
+        launches_per_op=LAUNCHES_PER_OP,
     )
 
 

@@ -31,15 +31,14 @@ class Trainer:
     """A trainer: fitted constants first, then facts of its software.
 
     `memory_scale` multiplies the time of kernels bound by memory, `attention_scale` that of fused
-    attention, `tp_scale` that of collectives on the critical path (tensor, context and expert
-    parallelism), `dp_scale` that of gathers and reductions of data parallelism. `overlap_loss` is
-    the share of the shorter of two overlapping things (computation, traffic) that is lost.
-    `host_ns` is what launching one kernel costs the host. `zero_rank_ns` is what each further
-    rank of an optimizer-sharding group adds to a step.
+    attention, `tp_scale` that of tensor parallelism's collectives, `dp_scale` that of gathers and
+    reductions of data parallelism. `overlap_loss` is the share of the shorter of two overlapping
+    things (computation, traffic) that is lost. `host_ns` is what launching one kernel costs the
+    host. `zero_rank_ns` is what each further rank of an optimizer-sharding group adds to a step.
 
-    The same for all trainers: `cp_scale` and `ep_scale` multiply `tp_scale` on their axes (what
-    of that traffic is exposed), `grouped_scale` the time of experts' products, and `step_ns` is
-    what a step costs beside kernels and traffic.
+    The same for all trainers: `cp_scale` and `ep_scale` multiply the time of collectives of
+    context and expert parallelism (what of it is exposed), `grouped_scale` the time of experts'
+    products, and `step_ns` is what a step costs beside kernels and traffic.
 
     `keeps_compute_copy`: parameters are stored in the compute precision with fp32 copies in the
     optimizer (Megatron), else in fp32 and cast by fully_shard. `gradient_bytes` of an element

@@ -171,4 +171,4 @@ def test_a_trainers_factors_act_on_their_kernels_and_axes():
     ]
     assert parts == ["memory", "attention", "gemm:float8", "grouped:float8"]
     assert [kernel_scale(trainer, part) for part in parts] == [2.0, 3.0, 1.0, 5.0]
-    assert [exchange_scale(trainer, axis) for axis in ("tp", "cp", "ep")] == [7.0, 3.5, 1.75]
+    assert [exchange_scale(trainer, axis) for axis in ("tp", "cp", "ep")] == [7.0, 0.5, 0.25]
