@@ -7,9 +7,9 @@ as the path stays the same
     predicted = sum over parts of part * product of (constant / its value now) ^ power
 
 Constants are found by Gauss-Newton steps on log errors with a robust loss and priors, for which
-this is enough; then all runs are simulated again. A trainer's constants are drawn to the
-default's, a device's rates to where the catalogue has them, so that what the runs do not tell
-stays where it was.
+this is enough; then all runs are simulated again. A trainer's constants are drawn to those of
+the trainer it is like, a device's rates to those of the part it is like, else to what is usual, so
+that what the runs do not tell stays where it was.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class Composed:
     def _priors(self) -> tuple[Array, Array]:
         """The precision of the priors, and that times their mean.
 
-        A trainer's constant lies about its parent's, whatever that is found to be.
+        A constant lies about its parent's, whatever that is found to be.
         """
         size = len(self.names)
         pull, drawn = np.zeros((size, size)), np.zeros(size)
@@ -299,11 +299,15 @@ def _cost(runs: Composed) -> float:
 
 
 def prior_of(values: Values, trainers: Mapping[str, Trainer]) -> dict[Name, float]:
-    """The logarithm each constant is drawn to; where its parent has one, beside that one."""
+    """The logarithm each constant is drawn to; where it has a parent, beside that one's."""
     found = {}
     for name, value in values.items():
+        parent = _parent(name, trainers, values)
+        about = value
+        if parent is not None:
+            # Rates begin at what is usual, so that their ratio is that of peaks and powers.
+            about = value / values[parent] if name[0] == "rate" else 1.0
         relative = trainers[name[1]].relative.get(name[2], 1.0) if name[0] == "trainer" else 1.0
-        about = 1.0 if _parent(name, trainers, values) else value
         found[name] = math.log(about * relative)
     return found
 
@@ -350,8 +354,13 @@ def composed(
 
 
 def _parent(name: Name, trainers: Mapping[str, Trainer], values: Values) -> Name | None:
-    """The constant that a trainer's is drawn to, None for others' and where there is none."""
+    """The constant that another is drawn to: of the trainer or the part that it is like."""
     group, owner, key = name
+    if group == "rate":
+        like = catalogue.like_of(owner)
+        while like and ("rate", like, key) not in values:
+            like = catalogue.like_of(like)
+        return ("rate", like, key) if like else None
     if group != "trainer" or owner == DEFAULT:
         return None
     found = _holder(trainers[trainers[owner].parent], key, values)
