@@ -106,9 +106,12 @@ def _forward(sizes: RankSizes, chunk: Chunk) -> Iterator[int]:
         yield held + unit.forward_peak
 
 
-def _backward(sizes: RankSizes, chunk: Chunk) -> Iterator[tuple[int, int, int]]:
-    """Last unit first: its index, activations at the peak of its backward, and after it."""
-    held = sizes.earlier(chunk) + chunk.held
+def _backward(chunk: Chunk, earlier: int) -> Iterator[tuple[int, int, int]]:
+    """Last unit first: its index, activations at the peak of its backward, and after it.
+
+    `earlier` are those of other microbatches.
+    """
+    held = earlier + chunk.held
     for index in reversed(range(len(chunk.units))):
         unit = chunk.units[index]
         peak = held + unit.remade + unit.backward_peak
@@ -120,7 +123,7 @@ def _copied(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
     """Megatron: gradients are in their buffer; one weight's gradient beside it."""
     for peak in _forward(sizes, chunk):
         yield _moment(static, activations=peak)
-    for index, peak, after in _backward(sizes, chunk):
+    for index, peak, after in _backward(chunk, sizes.earlier(chunk)):
         workspace = sizes.compute * chunk.groups[index].largest
         yield _moment(static, activations=peak, workspace=workspace)
         if index == len(chunk.units) - 1:
@@ -141,7 +144,7 @@ def _whole(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
         yield _moment(static, gradients=accumulated, activations=peak)
     # The epilogue is at its largest in the loss, before its parameters' gradients are made.
     made, tail = 0, STORED_BYTES * chunk.root_tail
-    for index, peak, _ in _backward(sizes, chunk):
+    for index, peak, _ in _backward(chunk, sizes.earlier(chunk)):
         made += STORED_BYTES * groups[index].trainable_whole
         gradients = max(accumulated, min(made, everything))
         yield _moment(static, gradients=gradients, activations=peak)
@@ -166,21 +169,23 @@ def _sharded(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
     )
     static = _moment(static, gradients=beside, gathered=sizes.compute * gathered)
     yield from _sharded_forward(sizes, chunk, static, before)
-    yield from _sharded_backward(sizes, chunk, static, before)
+    # The last microbatch, with which gradients are reduced, is the only one in flight.
+    yield from _sharded_backward(sizes, chunk, static, before, 0, reduces=True)
+    if sizes.accumulates_whole and sizes.microbatches > 1:
+        earlier = sizes.earlier(chunk)
+        yield from _sharded_backward(sizes, chunk, static, before, earlier, reduces=False)
     # The root's gradients are copied into the reduction's buffer; then its result is made, while
     # autograd still holds the gradient that it made last, the prologue's.
-    buffer, earlier = STORED_BYTES * root.trainable_whole, sizes.earlier(chunk)
+    buffer = STORED_BYTES * root.trainable_whole
     yield _moment(
         static,
         gradients=max(before, shards) + sizes.compute * root.trainable_whole,
         gathered=buffer,
-        activations=earlier,
     )
     yield _moment(
         static,
         gradients=max(before, all_shards) + sizes.compute * chunk.root_head,
         gathered=buffer,
-        activations=earlier,
     )
     yield _moment(static, gradients=all_shards, workspace=_step_bytes(chunk))
 
@@ -204,19 +209,21 @@ def _sharded_forward(
 
 
 def _sharded_backward(
-    sizes: RankSizes, chunk: Chunk, static: Parts, before: int
+    sizes: RankSizes, chunk: Chunk, static: Parts, before: int, earlier: int, *, reduces: bool
 ) -> Iterator[Parts]:
     """Of each unit the moment in its kernels, and the one in which it is reduced."""
     compute, groups, keeps = sizes.compute, chunk.groups, sizes.gathered_after_forward
     root, everything = compute * chunk.root.whole, compute * chunk.whole
     # The epilogue is at its largest in the loss, before its parameters' gradients are made.
-    tail, made, previous = 0, 0, 0
-    for index, peak, after in _backward(sizes, chunk):
+    tail, made, previous, freed = 0, 0, 0, 0
+    for index, peak, after in _backward(chunk, earlier):
         group = groups[index]
         own = compute * group.trainable_whole
-        buffer = STORED_BYTES * group.trainable_whole
+        buffer = STORED_BYTES * group.trainable_whole if reduces else 0
         coming = compute * groups[index - 1].whole if index else 0
         sharded = max(before, STORED_BYTES * made)
+        if reduces and sizes.accumulates_whole and before:
+            sharded = before - freed + STORED_BYTES * made
         yield _moment(
             static,
             gradients=sharded + tail + own,
@@ -232,6 +239,7 @@ def _sharded_backward(
         )
         made += group.trainable_shard
         previous = buffer
+        freed += buffer  # accumulated gradients, once they are copied into the reduction's input
 
 
 def _step_bytes(chunk: Chunk) -> int:
