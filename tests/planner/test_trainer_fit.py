@@ -33,6 +33,7 @@ WIDE = Dimensions(
     seq_len=2048,
 )  # fmt: skip
 NARROW = replace(WIDE, layers=24, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn=4096)
+HALF = replace(WIDE, hidden=4096, heads=32, kv_heads=32, ffn=16384)
 LONG = replace(WIDE, hidden=2048, heads=16, kv_heads=16, ffn=8192, seq_len=16384)
 PLAN = PublishedPlan(
     dp=8, tp=1, pp=1, cp=1, ep=1, etp=1, vpp=1, micro_batch=2, global_batch=64, sharding="zero3"
@@ -54,7 +55,7 @@ ROWS = (
     row("launches", replace(NARROW, seq_len=128), replace(PLAN, dp=1, global_batch=2)),
     row("long", LONG, replace(PLAN, micro_batch=1)),
     row("divided", WIDE, DIVIDED),
-    row("divided narrow", NARROW, DIVIDED),
+    row("divided narrower", HALF, DIVIDED),
 )
 NAMES = constants_of(TRAINERS, ROWS)
 TRUTH = {
