@@ -6,6 +6,7 @@ or spells out its own. What comes out are the `Device`s and `Link`s of a `Cluste
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -48,6 +49,12 @@ def catalogue() -> CatalogueSpec:
 def device_names() -> list[str]:
     """All devices that a cluster file may name."""
     return sorted([*catalogue().devices, *ALIASES])
+
+
+def like_of(name: str) -> str:
+    """The part a device's figures are taken from where it has none of its own; '' without."""
+    entry = catalogue().devices.get(ALIASES.get(name, name))
+    return (entry.like or "") if entry is not None else ""
 
 
 def node_type(name: str) -> NodeSpec:
@@ -132,16 +139,16 @@ def _sustained(
     if own is not None and (own.peak or own.achieved):
         return rates
     for rate, factor in (_fitted_factors(name) if with_fitted else {}).items():
-        rates |= {dtype: factor * rates[dtype] for dtype in RATES[rate] if dtype in rates}
+        for dtype in RATES[rate]:
+            if dtype in rates:
+                rates[dtype] = min(factor * rates[dtype], peak.get(dtype, math.inf))
     return rates
 
 
 @cache
 def _fitted_factors(name: str) -> Mapping[str, float]:
     """Fitted rates over those without the fit: of the part, else of the one it is like."""
-    known = fitted().rates.get(name)
-    entry = catalogue().devices.get(name)
-    like = entry.like if entry is not None else None
+    known, like = fitted().rates.get(name), like_of(name)
     inherited = dict(_fitted_factors(like)) if like else {}
     if known is None:
         return inherited
