@@ -70,7 +70,7 @@ def _add(
     if bad:
         near = near_matches(bad[0], _KEYS)
         raise InputError(f"{where}: {name}: there is no key {bad[0]!r}; {near}")
-    values = {key: float(value) for key, value in {**before, **own}.items()}
+    values: dict[str, Any] = {key: float(value) for key, value in {**before, **own}.items()}
     found[name] = Trainer(
         name=name,
         **values,
