@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +12,10 @@ from claw_plan.cli.options import FILE, SAMPLES, check_can_write
 from claw_plan.cli.progress import ProgressBar
 from claw_plan.cli.streams import say, stdout_kept_clean
 from claw_plan.profiles.work import PRECISIONS
+
+if TYPE_CHECKING:
+    from claw_plan.planner.model_source import LoadedModel
+    from claw_plan.profiles.measurement import Measurement
 
 
 @click.command()
@@ -23,6 +29,15 @@ from claw_plan.profiles.work import PRECISIONS
     show_default=True,
     metavar="B",
     help="Samples of one forward; may be given several times.",
+)
+@click.option(
+    "--gpus",
+    "ranks",
+    type=click.IntRange(min=1, max=4096),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Measure the model divided over N devices here too (processes where no GPU is).",
 )
 @click.option("--seq-len", type=click.IntRange(min=1), metavar="N", help="Tokens of a sample.")
 @click.option(
@@ -45,6 +60,7 @@ from claw_plan.profiles.work import PRECISIONS
 def profile(
     model: Path,
     batches: tuple[int, ...],
+    ranks: int,
     seq_len: int | None,
     precision: str,
     build: str | None,
@@ -54,23 +70,45 @@ def profile(
     """Measure how long MODEL's kernels take on this machine's device.
 
     Runs forward and backward at a few batch sizes; planning with --profile then rests on the
-    measured times.
+    measured times. With --gpus also divided over several devices, collectives included.
     """
     output = output or Path(model.stem + ".profile")
     check_can_write(output, inputs=[model])
+    settings: dict[str, Any] = {"precision": precision, "seq_len": seq_len}
+    count, device = 0, "this device"
     with stdout_kept_clean(), ProgressBar() as progress:
         progress("loading", 0.0)
-        from claw_plan.executor.profile_model import profile_model
         from claw_plan.planner.model_source import load_model
         from claw_plan.profiles.profile import append_profile
 
         loaded = load_model(model, build=build, inputs=inputs)
-        measurements = profile_model(
-            loaded, sorted(set(batches)), precision=precision, seq_len=seq_len, progress=progress
-        )
-        append_profile(output, measurements)
-    device = measurements[0].device if measurements else "this device"
+        for measured in _measure(loaded, sorted(set(batches)), ranks, settings, progress):
+            append_profile(output, measured)  # at once, so that a later failure loses nothing
+            count += len(measured)
+            device = measured[0].device.partition("/")[0] if measured else device
     say(
-        f"wrote {len(measurements)} measurements on {device} to {output}; plan with: claw-plan "
+        f"wrote {count} measurements on {device} to {output}; plan with: claw-plan "
         f"{model} --profile {output} --cluster ..."
     )
+
+
+def _measure(
+    loaded: LoadedModel,
+    batches: list[int],
+    ranks: int,
+    settings: dict[str, Any],
+    progress: ProgressBar,
+) -> Iterator[list[Measurement]]:
+    """The whole model's on one device where it fits, then those of its parts on all."""
+    from claw_plan.executor.errors import ExecutionError
+    from claw_plan.executor.profile_model import profile_model
+    from claw_plan.executor.profile_ranks import profile_ranks
+
+    try:
+        yield profile_model(loaded, batches, progress=progress, **settings)
+    except ExecutionError as error:
+        if ranks == 1:
+            raise
+        say(str(error))
+    if ranks > 1:
+        yield from profile_ranks(loaded, batches, ranks, progress=progress, say=say, **settings)

@@ -49,6 +49,7 @@ def replay_object(
             for step in found.steps
         ],
         "step_time_ms": ms_from_ns(found.step_time_ns),
+        "step_time_range_ms": [ms_from_ns(ns) for ns in found.range_ns],
         "parts_ms": {name: ms_from_ns(ns) for name, ns in found.parts_ns.items()},
         "collectives": [_collective_object(row) for row in found.collectives],
         "stragglers": [
@@ -114,10 +115,12 @@ def _title(found: Replay) -> str:
     spread = "" if low == high else f", {format_ns(low)} to {format_ns(high)} over ranks"
     world = f" of {found.world_size}" if found.world_size else ""
     ranks = f"ranks {len(found.ranks)}{world}"
-    return (
-        f"{ranks}, {len(found.steps)} step" + ("s" if len(found.steps) > 1 else "") + "; "
-        f"step {found.typical}: {format_ns(found.step_time_ns)}{spread}"
-    )
+    steps = f"{len(found.steps)} step"
+    if len(found.steps) > 1:
+        steps += (
+            f"s of {format_ns(found.range_ns[0])} to {format_ns(found.range_ns[1])}, typically"
+        )
+    return f"{ranks}; {steps} step {found.typical}: {format_ns(found.step_time_ns)}{spread}"
 
 
 def _parts(found: Replay) -> Table:

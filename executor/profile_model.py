@@ -66,7 +66,7 @@ def profile_model(
         fitted = f"a batch of {done[-1]} did" if done else "no batch tried did"
         raise ExecutionError(
             f"the model with a batch of {batch_sizes[len(done)]} does not fit {device}; {fitted}; "
-            "give smaller ones with --batch, or plan without measurements"
+            "give smaller ones with --batch, or divide it over several devices with --gpus"
         ) from None
     finally:
         torch.set_num_threads(threads)

@@ -55,7 +55,9 @@ class CollectiveRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """The analysis. `typical` is the number of the step that `parts_ns` describe."""
+    """The analysis. `typical` is the number of the step that `parts_ns` describe; `range_ns` the
+    shortest and the longest of those recorded in full.
+    """
 
     traces: tuple[RankTrace, ...]
     matched: tuple[Matched, ...]
@@ -63,6 +65,7 @@ class Replay:
     steps: tuple[StepTime, ...]
     typical: int
     step_time_ns: int
+    range_ns: tuple[int, int]
     parts_ns: dict[str, int]
     utilisation: dict[int, float]
     collectives: tuple[CollectiveRow, ...]
@@ -99,6 +102,7 @@ def replay(traces: Sequence[RankTrace]) -> Replay:
         steps=steps,
         typical=typical.number,
         step_time_ns=step_time,
+        range_ns=(min(s.time_ns for s in whole), max(s.time_ns for s in whole)),
         parts_ns=_parts(aligned, matched, typical),
         utilisation=_utilisation(aligned, typical),
         collectives=_rows(aligned, matched),

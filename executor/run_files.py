@@ -2,7 +2,7 @@
 
 plan.yaml           the plan that ran, its model's path made to fit from here
 steps.jsonl         loss and times of each step, written as they happen
-timeline.json       the measured step of all ranks
+timeline.json       the recorded steps of all ranks; a span names its `step`, counted from 1
 measurements.profile  work and its times, as a profile that `learn` merges
 result.json         losses, step time, memory, predicted against measured
 rank<r>.log         what each rank printed
@@ -16,7 +16,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ class RunResult:
     """What a run was like. Times are of the counted steps, the slowest rank's each.
 
     `process_time_ms` is the CPU time of rank 0 in a median step: where wall time moved and it did
-    not, the machine was disturbed. `parts_ms` are the parts of the recorded step on the rank that
-    computed longest. `predicted_*` are None when the plan holds no prediction.
+    not, the machine was disturbed. `parts_ms` are the parts of the median recorded step, on the
+    rank that computed longest. `predicted_*` are None when the plan holds no prediction.
     """
 
     losses: list[float]
@@ -86,12 +86,12 @@ def make_run_folder(runs: Path, plan_path: Path) -> Path:
 def write_run(folder: Path, records: Sequence[RankRecord], rank: Rank) -> RunResult:
     """Writes timeline, measurements and result from what all ranks saw."""
     plan = load_plan(folder / PLAN)
-    timeline = timeline_of(records)
-    write_atomic(folder / TIMELINE, json.dumps(_timeline_values(timeline)))
+    timelines = timelines_of(records)
+    write_atomic(folder / TIMELINE, json.dumps(_timeline_values(timelines)))
     found = measurements_of(plan, records, rank)
     if found:
         append_profile(folder / MEASUREMENTS, found)
-    result = result_of(plan, records, timeline, folder)
+    result = result_of(plan, records, median_timeline(timelines), folder)
     write_atomic(folder / RESULT, json.dumps(dataclasses.asdict(result), indent=1))
     return result
 
@@ -101,24 +101,47 @@ def read_result(folder: Path) -> RunResult:
     return RunResult(**json.loads((folder / RESULT).read_text()))
 
 
-def read_timeline(folder: Path) -> Timeline:
-    """The measured step."""
+def read_timelines(folder: Path) -> dict[int, Timeline]:
+    """The recorded steps by number, from 1."""
     values = json.loads((folder / TIMELINE).read_text())
-    spans = (Span(**(span | {"group": tuple(span["group"])})) for span in values["spans"])
-    return Timeline(origin=values["origin"], spans=tuple(spans))
+    spans: dict[int, list[Span]] = {}
+    for value in values["spans"]:
+        step = value.pop("step")
+        spans.setdefault(step, []).append(Span(**(value | {"group": tuple(value["group"])})))
+    return {
+        step: Timeline(origin=values["origin"], spans=tuple(some)) for step, some in spans.items()
+    }
 
 
-def timeline_of(records: Sequence[RankRecord]) -> Timeline:
-    """The recorded step of all ranks; ranks leave the previous step together."""
-    spans = sorted(
-        (span for record in records for span in record.spans), key=lambda span: span.start_ns
-    )
-    return Timeline(origin=MEASURED, spans=tuple(spans))
+def timelines_of(records: Sequence[RankRecord]) -> dict[int, Timeline]:
+    """Each recorded step of all ranks; ranks leave the previous step together."""
+    return {
+        step: Timeline(
+            origin=MEASURED,
+            spans=tuple(
+                sorted(
+                    (span for record in records for span in record.spans[step]),
+                    key=lambda span: span.start_ns,
+                )
+            ),
+        )
+        for step in records[0].spans
+    }
 
 
-def _timeline_values(timeline: Timeline) -> dict[str, Any]:
-    spans = [dataclasses.asdict(span) for span in timeline.spans]
-    return {"origin": timeline.origin, "spans": spans}
+def median_timeline(timelines: Mapping[int, Timeline]) -> Timeline:
+    """The step of median length, the shorter of two; an empty one where none is recorded."""
+    ordered = sorted(timelines.values(), key=lambda timeline: timeline.step_time_ns)
+    return ordered[(len(ordered) - 1) // 2] if ordered else Timeline(origin=MEASURED, spans=())
+
+
+def _timeline_values(timelines: Mapping[int, Timeline]) -> dict[str, Any]:
+    spans = [
+        dataclasses.asdict(span) | {"step": step}
+        for step, timeline in timelines.items()
+        for span in timeline.spans
+    ]
+    return {"origin": MEASURED, "spans": spans}
 
 
 def measurements_of(plan: Plan, records: Sequence[RankRecord], rank: Rank) -> list[Measurement]:

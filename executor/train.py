@@ -1,7 +1,8 @@
 """The training loop of one rank, and what each rank reports at its end.
 
-Step 1 warms up. Of a run long enough, one step is recorded for the Timeline and two for the
-Measurements; their times do not count. All other steps run without any looking.
+Step 1 warms up. Of a run long enough, three steps are recorded as Timelines, for one alone may
+be disturbed, and two for the Measurements; their times do not count. All other steps run without
+any looking.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ OnStep = Callable[[Mapping[str, Any]], None]
 
 @dataclass(kw_only=True)
 class RankRecord:
-    """What one rank saw. Lists have an entry a step; the mappings go into the profile."""
+    """What one rank saw. Lists have an entry a step; `spans` those of each recorded step, counted
+    from 1; `samples` go into the profile.
+    """
 
     rank: int
     losses: list[float] = field(default_factory=list)
@@ -50,18 +53,23 @@ class RankRecord:
     process_ns: list[int] = field(default_factory=list)
     ways: list[str] = field(default_factory=list)
     peak_memory_bytes: int = 0
-    spans: list[Span] = field(default_factory=list)
+    spans: dict[int, list[Span]] = field(default_factory=dict)
     samples: dict[OpWork | CollectiveWork, list[int]] = field(default_factory=dict)
     data: str = ""
 
 
 def ways_of(steps: int) -> list[str]:
-    """How each of the steps runs. Short runs are all plain; the first step always is."""
+    """How each of the steps runs. Short runs are all plain; the first step always is.
+
+    Plain steps lie between the recorded ones: what disturbs a machine lasts for some steps.
+    """
     ways = [PLAIN] * steps
     if steps >= 3:
         ways[2] = TIMELINE
     if steps >= 6:
         ways[3] = ways[4] = WORK
+    if steps >= 9:
+        ways[6] = ways[8] = TIMELINE
     return ways
 
 
@@ -133,7 +141,8 @@ def _recording(
     finally:
         compiled.recorder = None
     if way == TIMELINE:
-        record.spans += sorted(recorder.spans, key=lambda span: span.start_ns)
+        step = len(record.losses) + 1
+        record.spans[step] = sorted(recorder.spans, key=lambda span: span.start_ns)
     for work, samples in recorder.samples.items():
         record.samples.setdefault(work, []).extend(samples)
 

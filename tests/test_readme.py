@@ -114,10 +114,16 @@ def test_every_command_in_the_text_runs(tmp_path: Path) -> None:
         "claw-plan examples/gpt_small.py --cluster cpu --global-batch 2 --seq-len 16"
         " --fix dp_replicate=2 -o plan.yaml"
     )
-    shown = [
-        command.replace("MODEL", "model.py").replace("--cluster C", "--cluster 2xdgx-h100")
-        for command in re.findall(r"`(claw-plan [^`]*)`", README)
-    ]
+    (tmp_path / "topology.txt").write_text("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")
+    meant = {
+        "MODEL": "model.py",
+        "--cluster C": "--cluster 2xdgx-h100",
+        "FILE…": "topology.txt",
+        "TRACE…": "runs/*",
+    }
+    shown = re.findall(r"`(claw-plan [^`]*)`", README)
+    for name, file in meant.items():
+        shown = [command.replace(name, file) for command in shown]
     for command in [make_plan, *shown]:
         if any(other.startswith(f"{command} ") for other in shown):
             continue  # the same command is run with more options

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from claw_plan.executor.trace_readers.run_timeline import (
     TIMELINE,
     is_run,
     read_timeline_members,
-    recorded_step_ns,
+    recorded_steps_ns,
     unusual,
     usual_step_ns,
 )
@@ -92,21 +92,18 @@ def _of_path(path: Path) -> Iterator[RankTrace]:
 
 
 def _of_run(folder: Path) -> Iterator[RankTrace]:
-    """The recorded step, as long as the run's own clock says."""
-    lasted_ns, usual_ns = recorded_step_ns(folder), usual_step_ns(folder)
+    """The recorded steps, as long as the run's own clock says."""
+    lasted_ns = recorded_steps_ns(folder)
+    said = unusual(lasted_ns.values(), usual_step_ns(folder))
     for recording in open_recordings(folder / TIMELINE):
-        for trace in _of_recording(recording._replace(name=str(folder / TIMELINE))):
-            step = trace.steps[0]
-            end_ns = max(step.end_ns, lasted_ns or 0)
-            said = unusual(lasted_ns or end_ns, usual_ns)
-            yield replace(
-                trace,
-                steps=(replace(step, end_ns=end_ns),),
-                warnings=(*trace.warnings, *said),
-            )
+        named = recording._replace(name=str(folder / TIMELINE))
+        for trace in _of_recording(named, lasted_ns):
+            yield replace(trace, warnings=(*trace.warnings, *said))
 
 
-def _of_recording(recording: Recording) -> list[RankTrace]:
+def _of_recording(
+    recording: Recording, lasted_ns: Mapping[int, int] | None = None
+) -> list[RankTrace]:
     name = recording.name
     head = recording.file.peek(16)[:16] if hasattr(recording.file, "peek") else b""
     if head.startswith(SQLITE_MAGIC):
@@ -134,7 +131,7 @@ def _of_recording(recording: Recording) -> list[RankTrace]:
     if key == NODES:
         return [read_execution_trace(everything, name)]
     if key == SPANS:
-        return read_timeline_members(everything, name)
+        return read_timeline_members(everything, name, lasted_ns)
     raise InputError(
         f"{name} has neither traceEvents (PyTorch profiler), nodes (execution trace) nor spans "
         "(claw-plan run); name a recording of a training run"

@@ -1,8 +1,8 @@
 """A measured `Timeline`, as `claw-plan run` leaves it in runs/<id>/, becomes `RankTrace`s.
 
-Its spans tell the pass, not the kernels within, so computation is classed by pass. Beside it
-steps.jsonl tells how long the recorded step was on the clock of rank 0, what no span covers
-(the batch, the loop) included.
+Its spans tell the pass, not the kernels within, so computation is classed by pass. Each recorded
+step has its own time 0; they are laid one after the other. Beside it steps.jsonl tells how long a
+step was on the clock of rank 0, what no span covers (the batch, the loop) included.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from claw_plan.executor.trace_readers.rank_trace import (
 from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.units import NS_PER_MS
 
-SPANS = "spans"
+SPANS, STEP = "spans", "step"
 WAIT = "wait for "
 ACTION = re.compile(r"(\d{1,6})([FB])(\d{1,9})\Z")
 """How the executor names a stage's forward or backward of a microbatch, and waiting for it."""
@@ -33,12 +35,16 @@ COMM_KINDS = ("tp_comm", "dp_comm", "pp_comm")
 MAX_SPANS = 20_000_000
 MAX_RANKS = 1 << 20
 MAX_BYTES = 1 << 50
-LAST_NS = 1 << 61
+LAST_NS = 1 << 52
+"""Two months: a step's times are small, and sums of many steps must stay in 64 bits."""
+
+MOST_MS = LAST_NS / NS_PER_MS
+MAX_STEP, MAX_STEPS = 1 << 40, 256
 UNUSUAL = 0.05
-"""How far the recorded step may lie from the median before it is said."""
+"""How far recorded steps may lie from the others, by their medians, before it is said."""
 
 RECORDED = "timeline"
-"""What steps.jsonl calls the way in which the recorded step ran."""
+"""What steps.jsonl calls the way in which a recorded step ran."""
 
 
 def is_run(path: Path) -> bool:
@@ -46,9 +52,26 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and (path / TIMELINE).is_file()
 
 
-def read_timeline_members(members: Iterable[tuple[str, Any]], source: str) -> list[RankTrace]:
-    """All ranks of the timeline, one step each. Raises InputError for what is no timeline."""
-    rows: dict[int, list[dict[str, Any]]] = {}
+Spans = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A recorded step: where it begins among the others, and its length where a clock tells."""
+
+    number: int
+    begin_ns: int
+    lasted_ns: int
+
+
+def read_timeline_members(
+    members: Iterable[tuple[str, Any]], source: str, lasted_ns: Mapping[int, int] | None = None
+) -> list[RankTrace]:
+    """All ranks of the timeline. Raises InputError for what is no timeline.
+
+    `lasted_ns` is the length of steps by rank 0's clock. Spans of no step are of one step, 0.
+    """
+    rows: dict[int, Spans] = {}
     broken = 0
     for count, (key, span) in enumerate(members):
         if key != SPANS:
@@ -66,13 +89,33 @@ def read_timeline_members(members: Iterable[tuple[str, Any]], source: str) -> li
     said = [f"{broken} spans are broken: left out"] if broken else []
     world = max(rows) + 1
     peers = _Peers(rows)
-    return [_rank_trace(rank, rows[rank], world, source, said, peers) for rank in sorted(rows)]
+    steps = _lay(rows, lasted_ns or {}, source)
+    return [
+        _rank_trace(rank, rows[rank], steps, world, source, said, peers) for rank in sorted(rows)
+    ]
+
+
+def _lay(rows: Mapping[int, Spans], lasted_ns: Mapping[int, int], source: str) -> list[_Laid]:
+    """The steps one after the other, each as long as its last span or its clock says."""
+    ends: dict[int, int] = {}
+    for spans in rows.values():
+        for span in spans:
+            number = span.get(STEP, 0)
+            ends[number] = max(ends.get(number, 1), span["end_ns"])
+    if len(ends) > MAX_STEPS:
+        raise InputError(f"{source} has more than {MAX_STEPS} steps; record fewer")
+    laid, time_ns = [], 0
+    for number in sorted(ends):
+        lasted = lasted_ns.get(number, 0)
+        laid.append(_Laid(number, time_ns, lasted))
+        time_ns += max(ends[number], lasted)
+    return laid
 
 
 class _Peers:
     """Who sends to whom: the n-th rank of a stage to the n-th of the next, and back."""
 
-    def __init__(self, rows: dict[int, list[dict[str, Any]]]) -> None:
+    def __init__(self, rows: Mapping[int, Spans]) -> None:
         self._stage_of: dict[int, int] = {}
         self._waited = {
             span["name"].removeprefix(WAIT)
@@ -118,31 +161,35 @@ def _is_span(span: object) -> bool:
         all(type(one) is int for one in (start, end, rank))
         and 0 <= rank < MAX_RANKS
         and 0 <= start <= end < LAST_NS
+        and type(span.get(STEP, 0)) is int
+        and 0 <= span.get(STEP, 0) < MAX_STEP
         and all(isinstance(span.get(key), str) for key in ("kind", "name", "stream"))
     )
 
 
 def _rank_trace(
     rank: int,
-    spans: list[dict[str, Any]],
+    spans: Spans,
+    laid: Sequence[_Laid],
     world: int,
     source: str,
     said: list[str],
     peers: _Peers,
 ) -> RankTrace:
-    comm = [span for span in spans if span["kind"] in COMM_KINDS]
-    rows = []
+    by_step: dict[int, Spans] = {}
+    for span in spans:
+        by_step.setdefault(span.get(STEP, 0), []).append(span)
     names: dict[str, int] = {}
-    for span in spans:
-        if span["kind"] not in COMM_KINDS:
-            kind, phase = _kind_and_phase(span["kind"])
-            name = names.setdefault(span["name"], len(names))
-            rows.append((span["start_ns"], span["end_ns"], kind, phase, name))
-    end = max(span["end_ns"] for span in spans)
-    messages = [_collective(span, peers, rank) for span in comm]
-    for span in spans:
-        if sent := peers.message(rank, span["name"]):
-            messages.append(_sent(span["end_ns"], *sent))
+    rows: list[tuple[int, int, str, str, int]] = []
+    messages: list[Collective] = []
+    steps = []
+    for step in laid:
+        own = [_moved(span, step.begin_ns) for span in by_step.get(step.number, [])]
+        rows += _computation(own, names)
+        messages += _messages(own, rank, peers)
+        end_ns = max((span["end_ns"] for span in own), default=0)
+        end_ns = max(end_ns, step.begin_ns + max(1, step.lasted_ns))
+        steps.append(Step(number=step.number, start_ns=step.begin_ns, end_ns=end_ns))
     return RankTrace(
         source=source,
         rank=rank,
@@ -152,9 +199,29 @@ def _rank_trace(
         has_timing=True,
         activities=activities(rows, tuple(names)),
         collectives=tuple(sorted(messages, key=lambda one: one.start_ns)),
-        steps=(Step(number=0, start_ns=0, end_ns=max(1, end)),),
+        steps=tuple(steps),
         warnings=tuple(said),
     )
+
+
+def _moved(span: dict[str, Any], by_ns: int) -> dict[str, Any]:
+    return span | {"start_ns": span["start_ns"] + by_ns, "end_ns": span["end_ns"] + by_ns}
+
+
+def _computation(spans: Spans, names: dict[str, int]) -> Iterator[tuple[int, int, str, str, int]]:
+    for span in spans:
+        if span["kind"] not in COMM_KINDS:
+            kind, phase = _kind_and_phase(span["kind"])
+            name = names.setdefault(span["name"], len(names))
+            yield span["start_ns"], span["end_ns"], kind, phase, name
+
+
+def _messages(spans: Spans, rank: int, peers: _Peers) -> Iterator[Collective]:
+    for span in spans:
+        if span["kind"] in COMM_KINDS:
+            yield _collective(span, peers, rank)
+        if sent := peers.message(rank, span["name"]):
+            yield _sent(span["end_ns"], *sent)
 
 
 def _kind_and_phase(kind: str) -> tuple[str, str]:
@@ -201,22 +268,27 @@ def _sent(time_ns: int, action: str, peer: int) -> Collective:
     )
 
 
-def recorded_step_ns(folder: Path) -> int | None:
-    """How long the recorded step of a run took by rank 0's clock; None where nothing tells."""
+def recorded_steps_ns(folder: Path) -> dict[int, int]:
+    """How long a run's recorded steps took by rank 0's clock; empty where nothing tells."""
     try:
         lines = (folder / STEPS).read_text(encoding="utf-8").splitlines()[:100_000]
     except (OSError, UnicodeDecodeError):
-        return None
+        return {}
+    found = {}
     for line in lines:
         try:
             step = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(step, dict) and step.get("way") == RECORDED:
-            time = step.get("step_time_ms")
-            if isinstance(time, int | float) and math.isfinite(time) and 0 < time < 1e12:
-                return round(time * NS_PER_MS)
-    return None
+        if isinstance(step, dict) and step.get("way") == RECORDED and _is_ms(step):
+            found[step[STEP]] = round(step["step_time_ms"] * NS_PER_MS)
+    return found
+
+
+def _is_ms(step: dict[str, Any]) -> bool:
+    time = step.get("step_time_ms")
+    is_time = isinstance(time, int | float) and math.isfinite(time) and 0 < time < MOST_MS
+    return is_time and type(step.get(STEP)) is int
 
 
 def usual_step_ns(folder: Path) -> int | None:
@@ -226,15 +298,22 @@ def usual_step_ns(folder: Path) -> int | None:
         time = result["step_time_ms"]["median"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    is_time = isinstance(time, int | float) and math.isfinite(time) and 0 < time < 1e12
+    is_time = isinstance(time, int | float) and math.isfinite(time) and 0 < time < MOST_MS
     return round(time * NS_PER_MS) if is_time else None
 
 
-def unusual(recorded_ns: int, usual_ns: int | None) -> tuple[str, ...]:
-    """A sentence if the recorded step does not stand for the others."""
-    if usual_ns is None or abs(recorded_ns / usual_ns - 1) <= UNUSUAL:
+def unusual(recorded_ns: Iterable[int], usual_ns: int | None) -> tuple[str, ...]:
+    """A sentence if the recorded steps do not stand for the others."""
+    times = list(recorded_ns)
+    if usual_ns is None or not times:
         return ()
+    typical_ns = statistics.median_low(times)
+    if abs(typical_ns / usual_ns - 1) <= UNUSUAL:
+        return ()
+    which = (
+        "the recorded step" if len(times) == 1 else f"the median of {len(times)} recorded steps"
+    )
     return (
-        f"the recorded step took {recorded_ns / NS_PER_MS:.4g} ms, but the run's median step "
+        f"{which} took {typical_ns / NS_PER_MS:.4g} ms, but the run's median step "
         f"{usual_ns / NS_PER_MS:.4g} ms: the machine was disturbed, or recording was",
     )

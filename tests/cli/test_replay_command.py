@@ -51,7 +51,8 @@ def test_json_has_the_promised_keys(traces: list[Path]) -> None:
     assert result.exit_code == 0
     value = json.loads(result.stdout)
     assert list(value) == [
-        "ranks", "steps", "step_time_ms", "parts_ms", "collectives", "stragglers", "warnings",
+        "ranks", "steps", "step_time_ms", "step_time_range_ms", "parts_ms", "collectives",
+        "stragglers", "warnings",
     ]  # fmt: skip
     assert value["ranks"] == [0, 1]
     assert value["step_time_ms"] == 70.0

@@ -24,9 +24,13 @@ def found() -> Replay:
         traces=(),
         matched=(),
         world_size=None,
-        steps=(StepTime(number=3, start_ns=7 * MS, time_ns=20 * MS, by_rank_ns={0: 20 * MS}),),
+        steps=tuple(
+            StepTime(number=number, start_ns=7 * MS, time_ns=20 * MS, by_rank_ns={0: 20 * MS})
+            for number in (3, 4)
+        ),
         typical=3,
         step_time_ns=20 * MS,
+        range_ns=(18 * MS, 25 * MS),
         parts_ns={},
         utilisation={0: 0.0},
         collectives=(row,),
@@ -57,6 +61,7 @@ def test_the_report_prints_what_is_known(found: Replay) -> None:
     out = StringIO()
     print_replay(found, predicted, (), Console(file=out, width=100))
     text = out.getvalue()
-    assert "step 3: 20.0 ms" in text and "all_gather" in text and "one thing" in text
+    assert "2 steps of 18.0 ms to 25.0 ms, typically step 3: 20.0 ms" in text
+    assert "all_gather" in text and "one thing" in text
     assert "with the change      10.0 ms  -50" in text
     assert "Critical path" not in text  # without times there is none

@@ -9,12 +9,13 @@ from claw_plan.executor.ranks import Rank
 from claw_plan.executor.run_files import (
     make_run_folder,
     measurements_of,
+    median_timeline,
     memory_table,
     parts_ms,
     read_result,
-    read_timeline,
+    read_timelines,
     result_of,
-    timeline_of,
+    timelines_of,
     write_run,
 )
 from claw_plan.executor.train import RankRecord
@@ -49,7 +50,11 @@ def records() -> list[RankRecord]:
                 process_ns=[5_000_000] * 3,
                 ways=["plain", "plain", "plain"],
                 peak_memory_bytes=(rank + 1) << 30,
-                spans=[span(rank, "forward", 1, 3 + rank), span(rank, "optimizer", 4, 5)],
+                spans={
+                    3: [span(rank, "forward", 1, 3 + rank), span(rank, "optimizer", 4, 5)],
+                    7: [span(rank, "forward", 1, 90)],
+                    9: [span(rank, "forward", 1, 2)],
+                },
                 samples={GEMM: [10, 12], REDUCE: [100 + rank, 300 - rank]},
                 data="nothing",
             )
@@ -70,22 +75,24 @@ def test_the_first_step_does_not_count_and_the_slowest_rank_does(
     tiny_plan: Callable[..., Path], tmp_path: Path
 ) -> None:
     plan = load_plan(tiny_plan("result", global_batch=8, seq_len=16))
-    result = result_of(plan, records(), timeline_of(records()), tmp_path)
+    timeline = median_timeline(timelines_of(records()))
+    result = result_of(plan, records(), timeline, tmp_path)
     assert result.step_time_ms == {"median": 11.0000005, "min": 10.000001, "max": 12.0}
     assert result.samples_per_s == pytest.approx(8 / 0.0110000005)
     assert result.tokens_per_s == pytest.approx(16 * 8 / 0.0110000005)
     assert result.losses == [3.0, 2.0, 1.0]
 
 
-def test_parts_are_those_of_the_rank_that_computes_longest() -> None:
-    assert parts_ms(timeline_of(records())) == {"forward": 3.0, "optimizer": 1.0}
-    assert parts_ms(timeline_of([])) == {}
+def test_parts_are_those_of_the_median_step_and_the_rank_that_computes_longest() -> None:
+    assert parts_ms(median_timeline(timelines_of(records()))) == {"forward": 3.0, "optimizer": 1.0}
+    assert parts_ms(median_timeline({})) == {}
 
 
 def test_memory_stands_beside_the_prediction_of_its_stage(
     tiny_plan: Callable[..., Path], tmp_path: Path
 ) -> None:
-    result = result_of(load_plan(tiny_plan("memory")), records(), timeline_of(records()), tmp_path)
+    plan, timeline = load_plan(tiny_plan("memory")), median_timeline(timelines_of(records()))
+    result = result_of(plan, records(), timeline, tmp_path)
     assert memory_table(result) == [(0, 1.0, None), (1, 2.0, None)]
 
 
@@ -93,7 +100,8 @@ def test_a_run_is_read_as_it_was_written(tiny_plan: Callable[..., Path], tmp_pat
     folder = make_run_folder(tmp_path / "runs", tiny_plan("written"))
     result = write_run(folder, records(), RANKS)
     assert read_result(folder) == result
-    assert read_timeline(folder) == timeline_of(records())
+    assert list(read_timelines(folder)) == [3, 7, 9]
+    assert read_timelines(folder) == timelines_of(records())
 
 
 def test_two_runs_of_one_second_have_two_folders(

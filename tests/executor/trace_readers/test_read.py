@@ -62,9 +62,9 @@ def test_two_recordings_of_one_rank_are_refused(tmp_path: Path) -> None:
 
 def test_a_run_folder_lasts_as_long_as_its_clock_says(tmp_path: Path) -> None:
     span = {"rank": 0, "stream": "compute", "kind": "forward", "name": "f", "start_ns": 0,
-            "end_ns": 1_000_000, "cost_source": ""}  # fmt: skip
+            "end_ns": 1_000_000, "step": 3}  # fmt: skip
     (tmp_path / "timeline.json").write_text(json.dumps({"origin": "measured", "spans": [span]}))
-    (tmp_path / "steps.jsonl").write_text('{"way": "timeline", "step_time_ms": 3.0}')
+    (tmp_path / "steps.jsonl").write_text('{"step": 3, "way": "timeline", "step_time_ms": 3.0}')
     (trace,) = read_traces([tmp_path])
     assert trace.steps[0].duration_ns == 3_000_000
     (alone,) = read_traces([tmp_path / "timeline.json"])

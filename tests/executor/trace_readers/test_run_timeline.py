@@ -10,7 +10,7 @@ import pytest
 from claw_plan.executor.trace_readers.rank_trace import KINDS, RankTrace
 from claw_plan.executor.trace_readers.run_timeline import (
     read_timeline_members,
-    recorded_step_ns,
+    recorded_steps_ns,
     unusual,
     usual_step_ns,
 )
@@ -70,17 +70,37 @@ def test_broken_spans_are_left_out_and_nothing_else_is_refused() -> None:
         read()
 
 
-def test_the_recorded_step_has_its_time_in_steps_jsonl(tmp_path: Path) -> None:
-    assert recorded_step_ns(tmp_path) is None
+def test_recorded_steps_have_their_times_in_steps_jsonl(tmp_path: Path) -> None:
+    assert recorded_steps_ns(tmp_path) == {}
     lines = [
-        '{"way": "plain", "step_time_ms": 1}',
+        '{"step": 2, "way": "plain", "step_time_ms": 1}',
         "junk",
-        '{"way": "timeline", "step_time_ms": 2.5}',
+        '{"step": 3, "way": "timeline", "step_time_ms": 2.5}',
+        '{"step": 7, "way": "timeline", "step_time_ms": NaN}',
+        '{"step": "x", "way": "timeline", "step_time_ms": 1}',
+        '{"step": 9, "way": "timeline", "step_time_ms": 3}',
     ]
     (tmp_path / "steps.jsonl").write_text("\n".join(lines))
-    assert recorded_step_ns(tmp_path) == 2_500_000
-    (tmp_path / "steps.jsonl").write_text('{"way": "timeline", "step_time_ms": NaN}')
-    assert recorded_step_ns(tmp_path) is None
+    assert recorded_steps_ns(tmp_path) == {3: 2_500_000, 9: 3_000_000}
+
+
+def test_steps_lie_one_after_the_other_on_all_ranks() -> None:
+    spans = [
+        span(0, "forward", "f", 0, 10) | {"step": 3},
+        span(1, "forward", "f", 0, 12) | {"step": 3},
+        span(0, "dp_comm", "all_reduce", 2, 5, bytes=8, group=(0, 1)) | {"step": 7},
+        span(1, "dp_comm", "all_reduce", 1, 6, bytes=8, group=(0, 1)) | {"step": 7},
+    ]
+    members = [("spans", one) for one in spans]
+    first, second = read_timeline_members(members, "timeline.json", {7: 9})
+    assert [(s.number, s.start_ns, s.end_ns) for s in first.steps] == [(3, 0, 10), (7, 12, 21)]
+    assert [(s.number, s.start_ns, s.end_ns) for s in second.steps] == [(3, 0, 12), (7, 12, 21)]
+    assert (first.collectives[0].start_ns, second.collectives[0].end_ns) == (14, 18)
+
+
+def test_too_many_steps_are_refused() -> None:
+    with pytest.raises(InputError, match="has more than 256 steps"):
+        read(*(span(0, "forward", "f", 0, 1) | {"step": step} for step in range(300)))
 
 
 def test_an_impossible_size_is_not_believed() -> None:
@@ -94,5 +114,6 @@ def test_a_recorded_step_unlike_the_others_is_said(tmp_path: Path) -> None:
     assert usual_step_ns(tmp_path) == 2_000_000
     (tmp_path / "result.json").write_text("[1]")
     assert usual_step_ns(tmp_path) is None
-    assert unusual(2_090_000, 2_000_000) == unusual(5, None) == ()
-    assert "took 2.2 ms, but the run's median step 2 ms" in unusual(2_200_000, 2_000_000)[0]
+    assert unusual([2_090_000], 2_000_000) == unusual([5], None) == unusual([], 5) == ()
+    said = unusual([9_000_000, 2_200_000, 1], 2_000_000)
+    assert "the median of 3 recorded steps took 2.2 ms, but the run's median step 2 ms" in said[0]
