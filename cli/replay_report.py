@@ -115,12 +115,10 @@ def _title(found: Replay) -> str:
     spread = "" if low == high else f", {format_ns(low)} to {format_ns(high)} over ranks"
     world = f" of {found.world_size}" if found.world_size else ""
     ranks = f"ranks {len(found.ranks)}{world}"
-    steps = f"{len(found.steps)} step"
-    if len(found.steps) > 1:
-        steps += (
-            f"s of {format_ns(found.range_ns[0])} to {format_ns(found.range_ns[1])}, typically"
-        )
-    return f"{ranks}; {steps} step {found.typical}: {format_ns(found.step_time_ns)}{spread}"
+    low_ns, high_ns = found.range_ns
+    scatter = "" if low_ns == high_ns else f" of {format_ns(low_ns)} to {format_ns(high_ns)}"
+    steps = f"{len(found.steps)} step" + ("s" if len(found.steps) > 1 else "") + scatter
+    return f"{ranks}, {steps}; step {found.typical}: {format_ns(found.step_time_ns)}{spread}"
 
 
 def _parts(found: Replay) -> Table:

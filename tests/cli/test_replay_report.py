@@ -61,7 +61,7 @@ def test_the_report_prints_what_is_known(found: Replay) -> None:
     out = StringIO()
     print_replay(found, predicted, (), Console(file=out, width=100))
     text = out.getvalue()
-    assert "2 steps of 18.0 ms to 25.0 ms, typically step 3: 20.0 ms" in text
+    assert "2 steps of 18.0 ms to 25.0 ms; step 3: 20.0 ms" in text
     assert "all_gather" in text and "one thing" in text
     assert "with the change      10.0 ms  -50" in text
     assert "Critical path" not in text  # without times there is none
