@@ -91,8 +91,12 @@ class Problem:
     cost: CostModel
     training: Training
     trainer: Trainer = NEUTRAL
-    _passes: dict[tuple[int, str, int, int, str, Groups], PassTime] = field(default_factory=dict)
-    _collectives: dict[tuple[CollectiveWork, bool], CollectiveCost] = field(default_factory=dict)
+    _passes: dict[tuple[int, str, int, int, str, Groups], PassTime] = field(
+        default_factory=dict, init=False
+    )
+    _collectives: dict[tuple[CollectiveWork, bool], CollectiveCost] = field(
+        default_factory=dict, init=False
+    )
 
     @cached_property
     def device(self) -> Device:

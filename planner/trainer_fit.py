@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -108,10 +109,10 @@ def constants_of(
 
 def trainer_under(values: Values, trainer: Trainer) -> Trainer:
     """The trainer with the constants of `values`; what it has none of comes from the default."""
-    own = {
+    own: dict[str, Any] = {
         key: values.get(_holder(trainer, key, values), getattr(trainer, key)) for key in CONSTANTS
     }
-    shared = {key: values["shared", "", key] for key in SHARED}
+    shared: dict[str, Any] = {key: values["shared", "", key] for key in SHARED}
     return replace(trainer, **own, **shared)
 
 
