@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from claw_plan.cli.json_output import json_text
 from claw_plan.cli.options import FILE, SAMPLES, check_can_write
 from claw_plan.cli.progress import ProgressBar
 from claw_plan.cli.streams import say, stdout_kept_clean
-from claw_plan.profiles.work import PRECISIONS
+from claw_plan.profiles.work import PRECISIONS, OpWork
 
 if TYPE_CHECKING:
     from claw_plan.planner.model_source import LoadedModel
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Profile to add to, made if it is not there.  [default: MODEL's name with .profile]",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
 def profile(
     model: Path,
     batches: tuple[int, ...],
@@ -66,6 +68,7 @@ def profile(
     build: str | None,
     inputs: str | None,
     output: Path | None,
+    as_json: bool,
 ) -> None:
     """Measure how long MODEL's kernels take on this machine's device.
 
@@ -75,21 +78,43 @@ def profile(
     output = output or Path(model.stem + ".profile")
     check_can_write(output, inputs=[model])
     settings: dict[str, Any] = {"precision": precision, "seq_len": seq_len}
-    count, device = 0, "this device"
+    found: list[Measurement] = []
+    said: list[str] = []
     with stdout_kept_clean(), ProgressBar() as progress:
         progress("loading", 0.0)
         from claw_plan.planner.model_source import load_model
         from claw_plan.profiles.profile import append_profile
 
         loaded = load_model(model, build=build, inputs=inputs)
-        for measured in _measure(loaded, sorted(set(batches)), ranks, settings, progress):
+        sizes = sorted(set(batches))
+        for measured in _measure(loaded, sizes, ranks, settings, progress, said.append):
             append_profile(output, measured)  # at once, so that a later failure loses nothing
-            count += len(measured)
-            device = measured[0].device.partition("/")[0] if measured else device
+            found += measured
+    for sentence in said:
+        say(sentence)
+    if as_json:
+        click.echo(json_text(_object(output, found, said)), nl=False)
+    devices = ", ".join(_devices(found)) or "this device"
     say(
-        f"wrote {count} measurements on {device} to {output}; plan with: claw-plan "
+        f"wrote {len(found)} measurements on {devices} to {output}; plan with: claw-plan "
         f"{model} --profile {output} --cluster ..."
     )
+
+
+def _devices(found: list[Measurement]) -> list[str]:
+    """What was measured; the device of a link counts as its own."""
+    return list(dict.fromkeys(one.device.partition("/")[0] for one in found))
+
+
+def _object(output: Path, found: list[Measurement], said: list[str]) -> dict[str, Any]:
+    kernels = sum(isinstance(one.work, OpWork) for one in found)
+    return {
+        "profile": str(output),
+        "devices": _devices(found),
+        "kernels": kernels,
+        "collectives": len(found) - kernels,
+        "warnings": said,
+    }
 
 
 def _measure(
@@ -98,6 +123,7 @@ def _measure(
     ranks: int,
     settings: dict[str, Any],
     progress: ProgressBar,
+    warn: Callable[[str], None],
 ) -> Iterator[list[Measurement]]:
     """The whole model's on one device where it fits, then those of its parts on all."""
     from claw_plan.executor.errors import ExecutionError
@@ -109,6 +135,6 @@ def _measure(
     except ExecutionError as error:
         if ranks == 1:
             raise
-        say(str(error))
+        warn(str(error))
     if ranks > 1:
-        yield from profile_ranks(loaded, batches, ranks, progress=progress, say=say, **settings)
+        yield from profile_ranks(loaded, batches, ranks, progress=progress, say=warn, **settings)

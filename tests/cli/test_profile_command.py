@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def test_the_model_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_model_that_no_device_holds_is_measured_on_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # microsoft/nnscaler issue 7: profiling an operator of 70B crashed where it did not fit.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.py").write_text(MODEL)
     work = OpWork(kind="gemm", dims=(1, 2, 2, 2), dtype="float32", flops=16, bytes=48)
@@ -69,8 +71,15 @@ def test_a_model_that_no_device_holds_is_measured_on_several(
     alone = CliRunner().invoke(cli, ["profile", "tiny.py"])
     assert alone.exit_code == 2 and "does not fit cuda:0" in alone.stderr
     assert not (tmp_path / "tiny.profile").exists()
-    done = CliRunner().invoke(cli, ["profile", "tiny.py", "--gpus", "4"])
+    done = CliRunner().invoke(cli, ["profile", "tiny.py", "--gpus", "4", "--json"])
     assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {
+        "profile": "tiny.profile",
+        "devices": ["h100-sxm"],
+        "kernels": 1,
+        "collectives": 0,
+        "warnings": ["the model does not fit cuda:0"],
+    }
     assert "does not fit cuda:0" in done.stderr
     assert asked == [4]
     assert len(load_profile(tmp_path / "tiny.profile").measurements) == 1
