@@ -168,7 +168,7 @@ def _critical(found: Replay) -> Table:
     parts = critical_parts(found)
     whole = sum(part.ns for part in parts)
     for part in parts[:MOST_ROWS]:
-        name = "host (no kernel ran)" if part.kind == "other" else part.kind.replace("_", " ")
+        name = "host (no kernel ran)" if part.kind == "host" else part.kind.replace("_", " ")
         table.add_row(f"rank {part.rank} {name}", format_ns(part.ns), percent(part.ns / whole))
     return table
 

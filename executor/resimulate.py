@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from claw_plan.executor.replay import Replay
 from claw_plan.executor.replay_collectives import Matched
-from claw_plan.executor.resimulate_rank import RankTask, rank_tasks
+from claw_plan.executor.resimulate_rank import HOST, RankTask, rank_tasks
 from claw_plan.executor.resimulate_transfer import Change, Transfers
 from claw_plan.executor.trace_readers.rank_trace import Step
 from claw_plan.profiles.errors import InputError
@@ -44,7 +44,10 @@ class Resimulation:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPart:
-    """Time that one kind of task of one rank has on the critical path."""
+    """Time that one kind of task of one rank has on the critical path.
+
+    Beside span kinds `host` is a pause, and `computation` what no pass is told of.
+    """
 
     rank: int
     kind: str
@@ -84,7 +87,10 @@ def critical_parts(found: Replay) -> tuple[CriticalPart, ...]:
     start, finish = finish_times_ns(graph)
     total: dict[tuple[int, str], int] = defaultdict(int)
     for task in critical_path(graph, start, finish):
-        key = (graph.ranks[graph.stream[task]], graph.kind[task])
+        kind = graph.kind[task]
+        if kind == "other":
+            kind = HOST if graph.name[task] == HOST else "computation"
+        key = (graph.ranks[graph.stream[task]], kind)
         total[key] += int(finish[task] - start[task])
     parts = [CriticalPart(rank, kind, ns) for (rank, kind), ns in total.items() if ns]
     return tuple(sorted(parts, key=lambda part: -part.ns))

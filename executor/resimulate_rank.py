@@ -17,6 +17,8 @@ from claw_plan.executor.replay_parts import computing
 from claw_plan.executor.trace_readers.rank_trace import KINDS, PHASES, Collective, RankTrace, Step
 
 COMPUTE = "compute"
+HOST = "host"
+"""The name of a pause's task."""
 RESUMES_NS = 300_000
 """A rank that goes on so soon after a collective's end has waited for it: launching a kernel
 takes some microseconds, but a CPU's thread is woken only with its next time slice."""
@@ -159,7 +161,7 @@ class _Writer:
 
     def _host(self, low: int, high: int) -> None:
         if high > low:
-            self._own_task("other", "host", high - low, {})
+            self._own_task("other", HOST, high - low, {})
 
     def _own_task(self, kind: str, name: str, duration_ns: int, mix: Mapping[str, int]) -> None:
         task = RankTask(

@@ -115,10 +115,15 @@ def test_every_command_in_the_text_runs(tmp_path: Path) -> None:
         " --fix dp_replicate=2 -o plan.yaml"
     )
     (tmp_path / "topology.txt").write_text("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")
+    (tmp_path / "measured.yaml").write_text(
+        "nccl_tests:\n"
+        "- {collective: all_reduce, gpu: H100, ranks: 8, bytes: 1048576, time_us: 50.0}\n"
+    )
     meant = {
         "MODEL": "model.py",
         "--cluster C": "--cluster 2xdgx-h100",
-        "FILE…": "topology.txt",
+        "topology FILE…": "topology topology.txt",
+        "validate FILE…": "validate measured.yaml",
         "TRACE…": "runs/*",
     }
     shown = re.findall(r"`(claw-plan [^`]*)`", README)

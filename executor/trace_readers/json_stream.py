@@ -25,10 +25,15 @@ _BARE_LIST = "traceEvents"
 """The member that a file which is nothing but a list stands for (Trace Event Format, 2016)."""
 
 
+EMPTY = object()
+"""Stands for the items of an empty list."""
+
+
 def stream_members(
     file: BinaryIO, where: str, lists: Collection[str]
 ) -> Iterator[tuple[str, Any]]:
-    """(key, value) of each member of the object in `file`; of a member named in `lists` each item.
+    """(key, value) of each member of the object in `file`; of a member named in `lists` each item,
+    or one EMPTY.
 
     `where` names the file in messages. NaN and Infinity come as floats.
     """
@@ -77,6 +82,7 @@ class _Stream:
         self._at += 1
         if self._peek() == "]":
             self._at += 1
+            yield key, EMPTY
             return
         while True:
             yield key, self._value()

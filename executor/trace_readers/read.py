@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from claw_plan.executor.trace_readers.chakra import NODES, read_execution_trace
-from claw_plan.executor.trace_readers.json_stream import stream_members
+from claw_plan.executor.trace_readers.json_stream import EMPTY, stream_members
 from claw_plan.executor.trace_readers.kineto import read_kineto
 from claw_plan.executor.trace_readers.nsight import SQLITE_MAGIC, read_nsight
 from claw_plan.executor.trace_readers.rank_trace import RankTrace
@@ -47,7 +47,7 @@ def read_traces(paths: Sequence[Path], ranks: Sequence[int] = ()) -> tuple[RankT
     found: dict[int, RankTrace] = {}
     single: list[RankTrace] = [trace for path in paths for trace in _of_path(path)]
     for trace in single:
-        known = _with_rank(trace, given, alone=len(single) == 1)
+        known = _believable(_with_rank(trace, given, alone=len(single) == 1))
         assert known.rank is not None
         if known.rank in found:
             raise InputError(
@@ -81,6 +81,14 @@ def _with_rank(trace: RankTrace, given: Iterator[int], *, alone: bool) -> RankTr
         f"{trace.source} does not say which rank it is (no distributedInfo in it); say it with "
         "--rank N, or put it into the file's name, as in rank3.json"
     )
+
+
+def _believable(trace: RankTrace) -> RankTrace:
+    """The trace without a world size that its own rank contradicts."""
+    if trace.world_size is None or trace.rank is None or trace.rank < trace.world_size:
+        return trace
+    said = f"it calls itself rank {trace.rank} of {trace.world_size}: their number is not believed"
+    return replace(trace, world_size=None, warnings=(*trace.warnings, said))
 
 
 def _of_path(path: Path) -> Iterator[RankTrace]:
@@ -124,7 +132,8 @@ def _of_recording(
         head_members.append((key, value))
         if key in (EVENTS, NODES, SPANS) or len(head_members) > MAX_HEAD:
             break
-    everything = itertools.chain(head_members, members)
+    items = itertools.chain(head_members, members)
+    everything = ((name, value) for name, value in items if value is not EMPTY)
     key = head_members[-1][0] if head_members else ""
     if key == EVENTS:
         return [read_kineto(everything, name)]

@@ -67,7 +67,18 @@ def test_the_step_under_a_change(change: Change, expected_ms: int) -> None:
 
 def test_the_critical_path_leads_through_the_slower_rank() -> None:
     parts = {(part.rank, part.kind): part.ns // MS for part in critical_parts(run(20, 30, 30))}
-    assert parts == {(1, "forward"): 30, (0, "dp_comm"): 30, (0, "other"): 10}
+    assert parts == {(1, "forward"): 30, (0, "dp_comm"): 30, (0, "computation"): 10}
+
+
+def test_a_pause_is_the_hosts_part_of_the_critical_path() -> None:
+    step = Step(number=0, start_ns=0, end_ns=15)
+    trace = RankTrace(
+        source="t", rank=0, world_size=1, device="", is_gpu=True, has_timing=True,
+        activities=activities([(0, 5, "gemm", "other", 0), (12, 15, "gemm", "other", 0)], ("k",)),
+        collectives=(), steps=(step,),
+    )  # fmt: skip
+    parts = {part.kind: part.ns for part in critical_parts(replay([trace]))}
+    assert parts == {"computation": 8, "host": 7}
 
 
 def test_recordings_without_times_cannot_be_played() -> None:

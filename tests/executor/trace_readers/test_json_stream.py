@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from claw_plan.executor.trace_readers import json_stream
-from claw_plan.executor.trace_readers.json_stream import stream_members
+from claw_plan.executor.trace_readers.json_stream import EMPTY, stream_members
 from claw_plan.profiles.errors import InputError
 
 VALUES = st.recursive(
@@ -30,7 +30,7 @@ def members(text: str | bytes, lists: tuple[str, ...] = ("traceEvents",)) -> lis
 def test_members_are_those_of_json(head: dict[str, Any], events: list[Any]) -> None:
     value = {**head, "traceEvents": events}
     expected = [(key, one) for key, one in value.items() if key != "traceEvents"]
-    expected += [("traceEvents", one) for one in events]
+    expected += [("traceEvents", one) for one in events or [EMPTY]]
     for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False)):
         assert sorted(members(text), key=repr) == sorted(expected, key=repr)
 

@@ -54,6 +54,13 @@ def test_one_process_without_collectives_needs_no_rank(tmp_path: Path) -> None:
     assert "taken as the only process" in trace.warnings[-1]
 
 
+def test_a_world_smaller_than_its_rank_is_not_believed(tmp_path: Path) -> None:
+    distributed = {"distributedInfo": {"rank": 9, "world_size": 8}}
+    (trace,) = read_traces([write(tmp_path / "a.json", OPERATOR, **distributed)])
+    assert (trace.rank, trace.world_size) == (9, None)
+    assert trace.warnings[-1].startswith("it calls itself rank 9 of 8")
+
+
 def test_two_recordings_of_one_rank_are_refused(tmp_path: Path) -> None:
     paths = [write(tmp_path / name, OPERATOR, **rank(1)) for name in ("a.json", "b.json")]
     with pytest.raises(InputError, match=r"b\.json and a\.json both are rank 1"):
@@ -76,6 +83,10 @@ def test_a_run_folder_lasts_as_long_as_its_clock_says(tmp_path: Path) -> None:
     [
         ("a.json", b'{"a": 1}', "has neither traceEvents"),
         ("a.json", b"{}", "has neither traceEvents"),
+        ("a.json", b'{"traceEvents": []}', "no operator, kernel or step in it"),
+        ("a.json", b"[]", "no operator, kernel or step in it"),
+        ("a.json", b'{"spans": []}', "a run records one when it has 3 steps or more"),
+        ("a.json", b'{"schema": "1", "nodes": []}', "its nodes are none of an execution trace"),
         ("a.nsys-rep", b"\x00\x01", "export it with nsys export --type sqlite"),
         ("a.et", b"\x0a\x10", "Chakra trace in protobuf"),
         ("a.json", b"\x89PNG", "a.json.*not text in UTF-8"),
