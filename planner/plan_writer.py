@@ -28,12 +28,17 @@ from claw_plan.planner.plan import (
 )
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.score import Scored
+from claw_plan.planner.validation import UNKNOWN
 from claw_plan.profiles.cost import ANALYTIC, FITTED, INTERPOLATED, MEASURED
+from claw_plan.profiles.trainer import NEUTRAL, Trainer
 from claw_plan.profiles.units import gib, ms_from_ns
 
 HALF_WIDTH = {MEASURED: 0.05, INTERPOLATED: 0.08, FITTED: 0.15, ANALYTIC: 0.25}
 """Half width of the 90 % interval by what the kernel times rest on, as a fraction. Judgement, not
 a fit: planners' published errors are 2-8 % on measured kernels and 10-40 % without."""
+
+WITHOUT_PROFILE = UNKNOWN
+"""The same where a trainer's constants stand in for a profile: the user's software is one more."""
 
 
 def write_plan(
@@ -84,14 +89,18 @@ def write_plan(
         tensor_parallel=_tensor_parallel(graph) if candidate.tp > 1 else [],
         sharding=_sharding(graph, candidate) if candidate.dp_shard > 1 else [],
         communication=_communication(candidate),
-        prediction=predict(scored, profile, search),
+        prediction=predict(scored, profile, search, problem.trainer),
     )
 
 
-def predict(scored: Scored, profile: str, search: Mapping[str, Any]) -> PlanPrediction:
+def predict(
+    scored: Scored, profile: str, search: Mapping[str, Any], trainer: Trainer = NEUTRAL
+) -> PlanPrediction:
     """The expectation that a run is compared with."""
     step_ms = ms_from_ns(scored.step_time_ns)
     width = sum(HALF_WIDTH.get(name, 0.25) * share for name, share in scored.sources.items())
+    if trainer is not NEUTRAL:
+        width = WITHOUT_PROFILE
     return PlanPrediction(
         step_time_ms=round(step_ms, 6),
         interval_ms=(round(step_ms * (1 - width), 3), round(step_ms * (1 + width), 3)),
