@@ -97,11 +97,26 @@ def make_cluster(
             result.content["nodes"] += maker.entries(
                 number, gpus, several or number > 1 or len(hosts) > 1
             )
+    result.warnings += _contradictions(machines, readings)
     result.doubts = [text for reading in readings for text in reading.warnings]
     result.assumed = list(dict.fromkeys(result.assumed))
     result.warnings = list(dict.fromkeys(result.warnings))
     cluster_from_mapping(result.content, "the cluster of " + ", ".join(names))
     return result
+
+
+def _contradictions(machines: Sequence[Reading], readings: Sequence[Reading]) -> list[str]:
+    """Files that give another number of GPUs than the one machine that is described."""
+    if len(machines) != 1 or machines[0].gpu_count is None:
+        return []
+    machine = machines[0]
+    return [
+        f"{machine.source} shows {machine.gpu_count} GPUs, {other.source} {other.gpu_count}: are "
+        "they the same machine?"
+        for other in readings
+        if other is not machine and not other.hosts and other.gpu_count is not None
+        if other.gpu_count != machine.gpu_count
+    ]
 
 
 def _has_paths(reading: Reading) -> bool:
@@ -182,6 +197,11 @@ class _NodeMaker:
         devices["count"] = gpus
         device = str(devices["type"])
         whole = gpus == self._machine.gpu_count
+        if not whole and self._machine.pairs:
+            self._result.assumed.append(
+                f"which {gpus} of the GPUs of {self._machine.source} these are is in no file, so "
+                "its links between GPUs are not used"
+            )
         intra = dict(draft.get("intra", {})) or intra_of(
             self._machine if whole else None, device, gpus, self._result.assumed
         )

@@ -6,6 +6,7 @@ is not ready, and PCIe peers may be slower than host memory. What was measured w
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,26 +16,46 @@ from claw_plan.profiles.measured_rate import difference, differs
 from claw_plan.profiles.topology.reading import Rate
 from claw_plan.profiles.work import COLLECTIVE_OPS
 
+_BUS_SHARE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+"""Of n ranks each sends (n - 1) / n of the buffer so often (nccl-tests, doc/PERFORMANCE.md); of
+other operations both bandwidths are the same."""
+
 
 def apply(entry: dict[str, Any], rates: Sequence[Rate]) -> list[str]:
     """Writes the plateau of each collective into `entry`; returns warnings.
 
     Rates within a node go to `intra`, rates between nodes to `nics`, divided by their number.
-    Only bus bandwidths count, and sends, for which both kinds are the same.
+    Bus bandwidths count; of an algorithm bandwidth the number of ranks tells the bus bandwidth.
     """
     gpus, warnings = entry["devices"]["count"], []
-    usable = [
-        rate
-        for rate in rates
-        if rate.op in COLLECTIVE_OPS and (rate.kind == "bus" or rate.op == "send")
-    ]
+    usable = [bus for rate in rates if (bus := _as_bus(rate)) is not None]
     inside = [rate for rate in usable if _is_inside(rate, gpus)]
     between = [rate for rate in usable if (rate.nodes or 1) > 1]
-    if inside and gpus > 1 and "intra" in entry:
+    inside = inside if gpus > 1 and "intra" in entry else []
+    between = between if "nics" in entry else []
+    if inside:
         warnings += _override(entry, "intra", inside, 1)
-    if between and "nics" in entry:
+    if between:
         warnings += _override(entry, "nics", between, entry["nics"].get("count", 1))
+    if rates and not inside and not between:
+        first = rates[0]
+        warnings.append(
+            f"measured {first.op}, {first.bytes_per_s / 1e9:.4g} GB/s ({first.where}), is not used: "
+            f"nothing tells which ranks it is of, within a node of {gpus} GPUs or between nodes"
+        )
     return warnings
+
+
+def _as_bus(rate: Rate) -> Rate | None:
+    """The rate as bus bandwidth; None where the number of ranks would be needed."""
+    if rate.op not in COLLECTIVE_OPS:
+        return None
+    if rate.kind == "bus" or rate.op not in _BUS_SHARE:
+        return rate
+    if rate.ranks is None or rate.ranks < 2:
+        return None
+    factor = _BUS_SHARE[rate.op] * (rate.ranks - 1) / rate.ranks
+    return dataclasses.replace(rate, kind="bus", bytes_per_s=factor * rate.bytes_per_s)
 
 
 def _is_inside(rate: Rate, gpus: int) -> bool:

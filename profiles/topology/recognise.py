@@ -74,7 +74,8 @@ def read_text(source: Source) -> list[Reading]:
         return slurm.read(source)
     if astra_sim.recognise_htsim(source):
         return astra_sim.read_htsim(source)
-    if hostfile.recognise(source):
+    is_data = source.name.lower().endswith((".json", ".yaml", ".yml", ".xml"))
+    if hostfile.recognise(source) and not is_data:  # a lone `null` or word is no host there
         return hostfile.read(source)
     line, text = first_line(source)
     raise InputError(f"{source.where(line)}: {text[:60]!r} begins no file that is known; {_KNOWN}")

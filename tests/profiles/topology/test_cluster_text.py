@@ -55,8 +55,15 @@ def test_unequal_hosts_become_several_entries(tmp_path: Path) -> None:
     assert any("one 10 Gb/s network card" in text for text in made.assumed)
 
 
+def test_files_of_other_numbers_of_gpus_are_told() -> None:
+    other = Reading(source="log", format="t", gpu_count=4)
+    made = make_cluster([machine(8), other])
+    assert "topo.txt shows 8 GPUs, log 4: are they the same machine?" in made.warnings
+
+
 def test_slots_that_contradict_the_matrix_are_told() -> None:
     made = make_cluster([machine(8), hosts(4)])
+    assert any(text.startswith("which 4 of the GPUs of topo.txt") for text in made.assumed)
     assert made.content["nodes"][0]["devices"]["count"] == 4
     assert "topo.txt shows 8 GPUs, the hosts have 4 slots" in made.warnings[0]
 

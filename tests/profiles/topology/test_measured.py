@@ -51,7 +51,15 @@ def test_what_goes_over_a_link_is_no_more_than_its_rate() -> None:
     assert node["intra"]["bandwidth"] == "124 GB/s"
 
 
-def test_algorithm_bandwidths_and_unknown_groups_are_left_out() -> None:
+def test_an_algorithm_bandwidth_counts_as_its_ranks_tell() -> None:
     node = entry()
-    assert apply(node, [rate(9, kind="algorithm"), rate(9, ranks=16, nodes=None)]) == []
+    apply(node, [rate(200, kind="algorithm", ranks=4)])
+    assert node["intra"]["achieved"] == {"all_reduce": "300 GB/s"}  # 2 x 3/4
+
+
+def test_what_is_of_unknown_ranks_is_left_out_and_said() -> None:
+    node = entry()
+    unknown = [rate(9, kind="algorithm", ranks=None), rate(9, ranks=16, nodes=None)]
+    (warning,) = apply(node, unknown)
+    assert warning.startswith("measured all_reduce, 9 GB/s (log:3), is not used: nothing tells")
     assert "achieved" not in node["intra"]

@@ -106,3 +106,8 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert read_text(Source("t", text))
     except InputError as error:
         assert "\n" not in str(error)
+
+
+def test_a_word_in_a_data_file_is_no_host() -> None:
+    with pytest.raises(InputError, match="begins no file that is known"):
+        read_text(Source("empty.json", "null\n"))
