@@ -52,3 +52,17 @@ def test_what_cannot_be_expressed_is_told_and_the_next_predicted():
     assert found[0].step_time_ns is None
     assert found[0].not_expressed == "the plan uses 4 devices, the cluster has 2"
     assert found[1].step_time_ns
+
+
+def test_the_interval_widens_with_what_is_not_known():
+    def width(row: TrainingRow) -> float:
+        (found,) = predict_rows([row], TRAINERS)
+        assert found.step_time_ns and found.low_ns and found.high_ns
+        return (found.high_ns - found.low_ns) / 2 / found.step_time_ns
+
+    widths = [
+        width(ROW),
+        width(replace(ROW, complete=False)),
+        width(replace(ROW, trainer="nobody's")),
+    ]
+    assert widths == pytest.approx([0.13, 0.22, 0.30], rel=1e-3)
