@@ -40,8 +40,8 @@ def apply(entry: dict[str, Any], rates: Sequence[Rate]) -> list[str]:
     if rates and not inside and not between:
         first = rates[0]
         warnings.append(
-            f"measured {first.op}, {first.bytes_per_s / 1e9:.4g} GB/s ({first.where}), is not used:"
-            f" nothing tells which ranks it is of, within a node of {gpus} GPUs or between nodes"
+            f"measured {first.op}, {first.bytes_per_s / 1e9:.4g} GB/s ({first.where}), is not "
+            f"used: nothing tells which ranks it is of, within a node of {gpus} GPUs or between nodes"
         )
     return warnings
 
