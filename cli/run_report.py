@@ -30,7 +30,9 @@ def print_run(result: RunResult, console: Console | None = None) -> None:
         parts = ", ".join(
             f"{name} {format_ns(part * NS_PER_MS)}" for name, part in result.parts_ms.items()
         )
-        section(console, "The recorded step, on the rank that computes longest", Text(parts))
+        section(
+            console, "The median recorded step, on the rank that computes longest", Text(parts)
+        )
     section(console, "Next", Text(f"claw-plan learn {shlex.quote(result.run)}", style="bold"))
 
 

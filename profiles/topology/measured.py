@@ -41,7 +41,7 @@ def apply(entry: dict[str, Any], rates: Sequence[Rate]) -> list[str]:
         first = rates[0]
         warnings.append(
             f"measured {first.op}, {first.bytes_per_s / 1e9:.4g} GB/s ({first.where}), is not "
-            f"used: nothing tells which ranks it is of, within a node of {gpus} GPUs or between nodes"
+            f"used: nothing tells whether it is within a node of {gpus} GPUs or between nodes"
         )
     return warnings
 

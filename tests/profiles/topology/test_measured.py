@@ -61,5 +61,5 @@ def test_what_is_of_unknown_ranks_is_left_out_and_said() -> None:
     node = entry()
     unknown = [rate(9, kind="algorithm", ranks=None), rate(9, ranks=16, nodes=None)]
     (warning,) = apply(node, unknown)
-    assert warning.startswith("measured all_reduce, 9 GB/s (log:3), is not used: nothing tells")
+    assert warning.startswith("measured all_reduce, 9 GB/s (log:3), is not used: nothing")
     assert "achieved" not in node["intra"]
