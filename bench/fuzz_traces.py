@@ -78,7 +78,7 @@ def kineto(rank: int = 0) -> bytes:
 
 def timeline() -> bytes:
     spans = []
-    for rank in (0, 1):
+    for step, rank in ((3, 0), (3, 1), (7, 0), (7, 1)):
         for kind, name, start, end in (
             ("forward", f"{rank}F0", 100 * rank, 100 * rank + 50),
             ("pp_comm", "wait for 1F0", 0, 100),
@@ -87,7 +87,7 @@ def timeline() -> bytes:
         ):
             spans.append({"rank": rank, "stream": "s", "kind": kind, "name": name,
                           "start_ns": start, "end_ns": end, "bytes": 64, "group": [0, 1],
-                          "cost_source": ""})  # fmt: skip
+                          "cost_source": "", "step": step})  # fmt: skip
     return json.dumps({"origin": "measured", "spans": spans}).encode()
 
 
