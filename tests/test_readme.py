@@ -120,6 +120,7 @@ def test_every_command_in_the_text_runs(tmp_path: Path) -> None:
         "- {collective: all_reduce, gpu: H100, ranks: 8, bytes: 1048576, time_us: 50.0}\n"
     )
     meant = {
+        "profile MODEL": "profile examples/gpt_small.py --batch 1 --seq-len 32",
         "MODEL": "model.py",
         "--cluster C": "--cluster 2xdgx-h100",
         "topology FILE…": "topology topology.txt",
