@@ -128,8 +128,10 @@ def _measure(
     """The whole model's on one device where it fits, then those of its parts on all."""
     from claw_plan.executor.errors import ExecutionError
     from claw_plan.executor.profile_model import profile_model
-    from claw_plan.executor.profile_ranks import profile_ranks
+    from claw_plan.executor.profile_ranks import local_cluster, profile_ranks
 
+    if ranks > 1:
+        local_cluster(ranks)  # says that there are too few devices before anything is measured
     try:
         yield profile_model(loaded, batches, progress=progress, **settings)
     except ExecutionError as error:

@@ -9,6 +9,7 @@ them. So a model is measured that no single device holds.
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ import torch
 
 from claw_plan.executor.benchmark_gpu import detect_gpu_node
 from claw_plan.executor.errors import ExecutionError
-from claw_plan.executor.run import run_plan
+from claw_plan.executor.run import RANKS_PER_CORE, run_plan
 from claw_plan.executor.run_files import MEASUREMENTS
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import ModelGraph
@@ -100,9 +101,15 @@ def tensor_parallel_refusal(graph: ModelGraph, ranks: int) -> str:
 def local_cluster(ranks: int) -> Cluster:
     """This machine with so many devices: its GPUs, else a process for each.
 
-    Raises ExecutionError when it has fewer GPUs.
+    Raises ExecutionError when it has fewer GPUs, or too few cores for the processes.
     """
     if not torch.cuda.is_available():
+        most = RANKS_PER_CORE * (os.cpu_count() or 1)
+        if ranks > most:
+            raise ExecutionError(
+                f"--gpus is {ranks}, but this machine has no GPU and {os.cpu_count()} cores; give "
+                f"at most {most}, which are processes then"
+            )
         devices: Mapping[str, Any] = {"type": "cpu", "count": ranks}
         return _cluster({"devices": devices})
     present = torch.cuda.device_count()

@@ -68,6 +68,7 @@ def test_a_model_that_no_device_holds_is_measured_on_several(
 
     monkeypatch.setattr("claw_plan.executor.profile_model.profile_model", whole)
     monkeypatch.setattr("claw_plan.executor.profile_ranks.profile_ranks", divided)
+    monkeypatch.setattr("claw_plan.executor.profile_ranks.local_cluster", lambda ranks: None)
     alone = CliRunner().invoke(cli, ["profile", "tiny.py"])
     assert alone.exit_code == 2 and "does not fit cuda:0" in alone.stderr
     assert not (tmp_path / "tiny.profile").exists()

@@ -39,6 +39,9 @@ def test_a_machine_without_gpus_has_as_many_devices_as_asked_for(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert local_cluster(3).num_devices == 3
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with pytest.raises(ExecutionError, match="no GPU and 2 cores; give at most 16"):
+        local_cluster(17)
 
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
