@@ -50,7 +50,7 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
     ]
     shard = sum(group.shard for group in groups)
     trainable = sum(group.trainable_shard for group in groups)
-    states = OPTIMIZER_STATES[problem.training.optimizer]
+    states = OPTIMIZER_STATES.get(problem.training.optimizer, 0)
     whole = kind_of(problem, candidate) == WHOLE
     bucketed = whole and candidate.dp_replicate > 1 and candidate.pp == 1
     return {

@@ -136,9 +136,10 @@ class Attention(Divided):
             mla = self.mla
             self.kv_heads = self.heads
             self.qk_dim, self.v_dim = mla.qk_nope_dim + mla.qk_rope_dim, mla.v_head_dim
-            self.q_down = Linear(dims.hidden, mla.q_lora_rank)
-            self.q_norm = Norm(mla.q_lora_rank)
-            self.q_up = Linear(mla.q_lora_rank, self.heads * self.qk_dim)
+            if mla.q_lora_rank:  # else, as in DeepSeek-V2-Lite, queries come from the hidden state
+                self.q_down = Linear(dims.hidden, mla.q_lora_rank)
+                self.q_norm = Norm(mla.q_lora_rank)
+            self.q_up = Linear(mla.q_lora_rank or dims.hidden, self.heads * self.qk_dim)
             self.kv_down = Linear(dims.hidden, mla.kv_lora_rank + mla.qk_rope_dim)
             self.kv_norm = Norm(mla.kv_lora_rank)
             self.kv_up = Linear(mla.kv_lora_rank, self.heads * (mla.qk_nope_dim + self.v_dim))
@@ -164,7 +165,8 @@ class Attention(Divided):
     def _latent(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         assert self.mla is not None
         mla, shape = self.mla, x.shape[:2]
-        q = self.q_up(self.q_norm(self.q_down(x))).view(*shape, self.heads, self.qk_dim)
+        through = self.q_norm(self.q_down(x)) if mla.q_lora_rank else x
+        q = self.q_up(through).view(*shape, self.heads, self.qk_dim)
         latent, rope = self.kv_down(x).split((mla.kv_lora_rank, mla.qk_rope_dim), dim=-1)
         kv = self.kv_up(self.kv_norm(latent)).view(*shape, self.heads, -1)
         k, v = kv.split((mla.qk_nope_dim, self.v_dim), dim=-1)

@@ -16,7 +16,7 @@ import torch
 import torch.nn as nn
 
 from claw_plan.planner.attention_op import fused_operators
-from claw_plan.planner.fit import Fit
+from claw_plan.planner.fit import Fit, ProgramChanges
 from claw_plan.planner.graph import PLAIN, SEQUENCE, TENSOR, ModelGraph, Parameter, Unit, UnitCost
 from claw_plan.planner.recorder import Recorder, Recording
 from claw_plan.planner.reference_model import Division, ReferenceTransformer
@@ -27,6 +27,9 @@ from claw_plan.profiles.training_row import Dimensions
 BATCH_SIZES = (2, 4)
 """Two points of a line. That these operators' costs lie on one is tested, not checked each time;
 even, so that tokens divide among experts and ranks."""
+
+MORE_SAMPLES = (16, 32)
+"""Where there are fewer tokens than experts, the padding of two samples is not that of four."""
 
 LAUNCHES_PER_OP = 2.0
 """A block has 12 to 14 operators forward here; eager trainers launch 24 to 30 kernels (biases,
@@ -83,6 +86,19 @@ def _traced(
     dims: Dimensions, division: Division, dtype: str, kinds: tuple[Kind, ...]
 ) -> tuple[tuple[UnitCost, ...], Shapes]:
     """The cost of prologue, each kind of block and epilogue; equal ones are traced once."""
+    try:
+        return _traced_at(BATCH_SIZES, dims, division, dtype, kinds)
+    except ProgramChanges:
+        return _traced_at(MORE_SAMPLES, dims, division, dtype, kinds)
+
+
+def _traced_at(
+    sizes: Sequence[int],
+    dims: Dimensions,
+    division: Division,
+    dtype: str,
+    kinds: tuple[Kind, ...],
+) -> tuple[tuple[UnitCost, ...], Shapes]:
     recorder: Recorder
 
     def told(axis: str) -> StandIn:
@@ -99,7 +115,7 @@ def _traced(
     tensors = dict(module.named_parameters())
     recordings: list[Recording] = []
     with fused_operators():
-        for size in BATCH_SIZES:
+        for size in sizes:
             batch = {
                 name: torch.empty(
                     size, dims.seq_len // division.cp, dtype=torch.int64, device="meta"
@@ -111,7 +127,7 @@ def _traced(
                 recorder.backward(module(**batch))
             recordings.append(recorder.recording)
             module.zero_grad(set_to_none=True)
-    costs = Fit(BATCH_SIZES).units(recordings, len(kinds) + 2)
+    costs = Fit(sizes).units(recordings, len(kinds) + 2)
     return tuple(costs), _shapes(module, recordings[0])
 
 

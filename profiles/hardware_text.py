@@ -32,12 +32,12 @@ _GPUS = (
     (r"h100.*pcie", "h100-pcie-80gb"),
     (r"h100", "h100-sxm-80gb"),
     (r"a800", "a800-sxm-80gb"),
-    (r"a100.*pcie.*40 ?gb|a100.*40 ?gb.*pcie", "a100-pcie-40gb"),
+    (r"a100.*pcie.*40 ?g|a100.*40 ?g.*pcie", "a100-pcie-40gb"),
     (r"a100.*pcie", "a100-pcie-80gb"),
-    (r"a100.*40 ?gb|p4d\b", "a100-sxm-40gb"),
+    (r"a100.*40 ?g|40 ?gi?b? a100|p4d\b", "a100-sxm-40gb"),
     (r"a100|p4de\b", "a100-sxm-80gb"),
     (r"v100.*pcie|pcie.*v100", "v100-pcie-32gb"),
-    (r"v100.*32 ?gb|32 ?gb.*v100", "v100-sxm-32gb"),
+    (r"v100.*32 ?g|32 ?g.*v100", "v100-sxm-32gb"),
     (r"v100", "v100-sxm-16gb"),
     (r"p100.*pcie", "p100-pcie-16gb"),
     (r"p100", "p100-sxm-16gb"),
@@ -123,7 +123,7 @@ def device_of(gpu: str) -> tuple[str, str]:
     """
     text = re.sub(r"[\s_\-]+", " ", gpu.lower())
     for pattern, name in _GPUS:
-        if re.search(rf"(?<![a-z0-9])(?:{pattern})", text):
+        if re.search(rf"(?<![a-z0-9])(?:\d+x|nvidia|tesla|rtx)?(?:{pattern})", text):
             return name, _memory_assumed(text, name)
     raise InputError(f"no figures for the GPU {gpu!r}; the catalogue of devices does not hold it")
 

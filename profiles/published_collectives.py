@@ -17,7 +17,7 @@ from typing import Any
 
 from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.hardware_text import Hardware, hardware_of
-from claw_plan.profiles.published_fields import Fields, Row
+from claw_plan.profiles.published_fields import BrokenRows, Fields, Row, shown
 from claw_plan.profiles.published_rows import (
     COLLECTIVES,
     CollectiveRow,
@@ -54,24 +54,27 @@ def is_collectives(data: Any) -> bool:
 
 
 def read_collectives(path: Path, data: Any) -> Published:
-    """The rows of a file; raises InputError for a row that is broken."""
+    """The rows of a file; raises InputError where every row is broken."""
     tables = data if isinstance(data, Mapping) else {"": data}
     rows: list[CollectiveRow] = []
     others: list[NotExpressed] = []
+    broken = BrokenRows()
     for name, table in tables.items():
         if not isinstance(table, list):
             raise Row(path, (name,), name).fail("", "a table is a list of rows")
         for index, values in enumerate(table):
             keys = (name, index) if isinstance(data, Mapping) else (index,)
             row = Row(path, keys, f"{name}[{index}]")
-            if not isinstance(values, Mapping):
-                raise row.fail("", f"must hold keys and values; got {values!r}")
-            fields = Fields(row, values)
-            try:
-                rows.append(_row(fields))
-            except _CannotRepeat as reason:
-                family = f"{fields.text('collective')} {fields.text('gpu', 'not stated')}"
-                others.append(NotExpressed(id=row.name, family=family, reason=str(reason)))
+            with broken.caught(row.name, str(name)):
+                if not isinstance(values, Mapping):
+                    raise row.fail("", f"must hold keys and values; got {shown(values)}")
+                fields = Fields(row, values)
+                try:
+                    rows.append(_row(fields))
+                except _CannotRepeat as reason:
+                    family = f"{fields.text('collective')} {fields.text('gpu', 'not stated')}"
+                    others.append(NotExpressed(id=row.name, family=family, reason=str(reason)))
+    others += broken.among(len(rows) + len(others))
     return Published(
         path=path, kind=COLLECTIVES, collectives=tuple(rows), not_expressed=tuple(others)
     )

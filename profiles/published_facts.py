@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from claw_plan.profiles.published_fields import Fields
+from claw_plan.profiles.published_fields import Fields, shown
 from claw_plan.profiles.published_plan import Assumptions
 from claw_plan.profiles.training_row import Dimensions, LatentAttention, MixtureOfExperts
 
@@ -83,7 +83,7 @@ def _windowed(model: Fields, layers: int) -> int:
     value = model.values.get("sliding_window_layers")
     if isinstance(value, int):
         return min(layers, model.whole("sliding_window_layers", at_least=0))
-    return layers // 2 if value is not None and "alternat" in str(value).lower() else layers
+    return layers // 2 if value is not None and "alternat" in shown(value).lower() else layers
 
 
 def _experts(moe: Fields) -> MixtureOfExperts:

@@ -15,7 +15,7 @@ from pathlib import Path
 from claw_plan.profiles.errors import InputError, near_matches
 from claw_plan.profiles.files import read_text
 from claw_plan.profiles.hardware_text import hardware_of
-from claw_plan.profiles.published_fields import Row
+from claw_plan.profiles.published_fields import BrokenRows, Row, shown
 from claw_plan.profiles.published_rows import ITERATIONS, NotExpressed, Published
 from claw_plan.profiles.training_row import Dimensions, PublishedPlan, TrainingRow
 from claw_plan.profiles.units import NS_PER_MS
@@ -53,12 +53,15 @@ def is_iterations(text: str) -> bool:
 
 
 def _header(text: str) -> list[str]:
-    first = next(csv.reader(io.StringIO(text.partition("\n")[0])), [])
+    try:
+        first = next(csv.reader(io.StringIO(text.partition("\n")[0])), [])
+    except csv.Error:
+        return []
     return [name.strip().lower() for name in first]
 
 
 def read_iterations(path: Path) -> Published:
-    """The rows of a file; raises InputError that names file, line and column."""
+    """The rows of a file; raises InputError where a column is missing or every row is broken."""
     text = read_text(path)
     header = _header(text)
     for name in (*_COLUMNS, TIME_COLUMN):
@@ -68,20 +71,31 @@ def read_iterations(path: Path) -> Published:
             )
     rows: list[TrainingRow] = []
     others: list[NotExpressed] = []
-    for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
+    broken = BrokenRows()
+    for number, cells in enumerate(_lines(path, text), start=1):
         if number == 1 or not any(cell.strip() for cell in cells):
             continue
         row = Row(path, (number,), f"{path.stem}:{number}")
-        if len(cells) != len(header):
-            raise row.fail("", f"has {len(cells)} cells for {len(header)} columns")
-        line = dict(zip(header, cells, strict=True))
-        values = {key: _whole(row, name, line[name]) for name, key in _COLUMNS.items()}
-        reason = _contradiction(values)
-        if reason:
-            others.append(NotExpressed(id=row.name, family=path.name, reason=reason))
-        else:
-            rows.append(_training_row(path, row.name, values, _time_ns(row, line[TIME_COLUMN])))
+        with broken.caught(row.name, path.name):
+            if len(cells) != len(header):
+                raise row.fail("", f"has {len(cells)} cells for {len(header)} columns")
+            line = dict(zip(header, cells, strict=True))
+            values = {key: _whole(row, name, line[name]) for name, key in _COLUMNS.items()}
+            time_ns = _time_ns(row, line[TIME_COLUMN])
+            reason = _contradiction(values)
+            if reason:
+                others.append(NotExpressed(id=row.name, family=path.name, reason=reason))
+            else:
+                rows.append(_training_row(path, row.name, values, time_ns))
+    others += broken.among(len(rows) + len(others))
     return Published(path=path, kind=ITERATIONS, training=tuple(rows), not_expressed=tuple(others))
+
+
+def _lines(path: Path, text: str) -> list[list[str]]:
+    try:
+        return list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise InputError(f"{path.name} is no table of iteration times: {error}") from None
 
 
 def _whole(row: Row, column: str, cell: str) -> int:
@@ -90,7 +104,7 @@ def _whole(row: Row, column: str, cell: str) -> int:
     except ValueError:
         number = 0.0
     if not 1 <= number < 1e9 or number != int(number):
-        raise row.fail(column, f"must be a whole number of at least 1; got {cell!r}")
+        raise row.fail(column, f"must be a whole number of at least 1; got {shown(cell)}")
     return int(number)
 
 
@@ -100,7 +114,7 @@ def _time_ns(row: Row, cell: str) -> int:
     except ValueError:
         milliseconds = 0.0
     if not 0 < milliseconds < 1e9:
-        raise row.fail(TIME_COLUMN, f"must be a positive number; got {cell!r}")
+        raise row.fail(TIME_COLUMN, f"must be a positive number; got {shown(cell)}")
     return round(milliseconds * NS_PER_MS)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.hardware_text import hardware_of
-from claw_plan.profiles.published_fields import Fields, Row
+from claw_plan.profiles.published_fields import BrokenRows, Fields, Row, shown
 from claw_plan.profiles.published_rows import KERNELS, KernelRow, NotExpressed, Published
 from claw_plan.profiles.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from claw_plan.profiles.work import OpWork
@@ -48,25 +48,30 @@ def _first(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_kernels(path: Path, data: Mapping[str, Any]) -> Published:
-    """The rows of a file; raises InputError for a row that is broken."""
+    """The rows of a file; raises InputError where every row is broken."""
     rows: list[KernelRow] = []
     others: list[NotExpressed] = []
+    broken = BrokenRows()
     for name, table in data.items():
         if not isinstance(table, Mapping) or not isinstance(table.get("rows"), list):
             raise Row(path, (name,), name).fail("rows", "a table needs a list of rows")
         for index, values in enumerate(table["rows"]):
-            fields = _fields(path, name, index, values)
-            try:
-                rows.append(_row(name, fields, str(table.get("source", ""))))
-            except _CannotRepeat as reason:
-                others.append(NotExpressed(id=fields.row.name, family=name, reason=str(reason)))
+            with broken.caught(f"{name}[{index}]", str(name)):
+                fields = _fields(path, name, index, values)
+                try:
+                    rows.append(_row(name, fields, str(table.get("source", ""))))
+                except _CannotRepeat as reason:
+                    others.append(
+                        NotExpressed(id=fields.row.name, family=name, reason=str(reason))
+                    )
+    others += broken.among(len(rows) + len(others))
     return Published(path=path, kind=KERNELS, kernels=tuple(rows), not_expressed=tuple(others))
 
 
 def _fields(path: Path, table: str, index: int, values: Any) -> Fields:
     row = Row(path, (table, "rows", index), f"{table}[{index}]")
     if not isinstance(values, Mapping):
-        raise row.fail("", f"must hold keys and values; got {values!r}")
+        raise row.fail("", f"must hold keys and values; got {shown(values)}")
     return Fields(row, values)
 
 

@@ -41,7 +41,9 @@ def plan_of(
     degrees = {key: plan.whole(key, 1) for key in ("dp", "tp", "pp", "cp", "ep")}
     global_batch = plan.whole("global_batch")
     micro_batch = _micro_batch(plan, degrees["dp"], degrees["pp"], global_batch, assumed)
+    num_microbatches = max(1, global_batch // (degrees["dp"] * micro_batch))
     vpp = _vpp(plan, sizes.layers, degrees["pp"], trainer, assumed)
+    vpp = _in_equal_rounds(plan, vpp, degrees["pp"], num_microbatches, assumed)
     sharding, shard_group, reshard = _sharding(plan, degrees, trainer, assumed)
     dtype, linear_dtype, scaling = precision_of(plan.text("precision", "bf16"))
     return PublishedPlan(
@@ -84,7 +86,7 @@ def _micro_batch(plan: Fields, dp: int, pp: int, global_batch: int, assumed: Ass
 
 def _vpp(plan: Fields, layers: int, pp: int, trainer: str, assumed: Assumptions) -> int:
     if "vpp" in plan:
-        return plan.whole("vpp")
+        return plan.whole("vpp") if pp > 1 else 1
     schedule = plan.text("schedule", "").lower()
     is_plain = bool(schedule) and "interleaved" not in schedule
     if pp == 1 or is_plain:
@@ -94,6 +96,24 @@ def _vpp(plan: Fields, layers: int, pp: int, trainer: str, assumed: Assumptions)
     vpp = max(n for n in range(1, limit + 1) if n == 1 or per_rank % n == 0)
     assumed.say(f"virtual stages not printed: {vpp}")
     return vpp
+
+
+def _in_equal_rounds(
+    plan: Fields, vpp: int, pp: int, num_microbatches: int, assumed: Assumptions
+) -> int:
+    """The virtual stages, or 1 where the microbatches do not go round them in equal rounds.
+
+    Rounds as in PyTorch's ScheduleInterleaved1F1B; Megatron's last round may be shorter, which is
+    closer to stages that do not interleave than a refusal is.
+    """
+    rounds = max(1, num_microbatches // pp)
+    if vpp == 1 or num_microbatches % rounds == 0 or "pipeline_cuts" in plan:
+        return vpp
+    assumed.say(
+        f"{num_microbatches} microbatches make no equal rounds over {pp} stages: simulated "
+        f"without the {vpp} virtual stages"
+    )
+    return 1
 
 
 def _etp(plan: Fields, sizes: Dimensions) -> int:

@@ -1,8 +1,8 @@
 """training.yaml and files like it: a list of published runs to `TrainingRow`s.
 
-A row that lacks a key it must have, or holds a value of another kind, is an error of the file.
-A row that is sound but cannot be repeated (a GPU without figures, degrees that do not multiply
-to the GPUs, a trial without a figure) is listed as not expressed, with the reason.
+Listed as not expressed, with the reason, are rows that lack a key they must have or hold a value
+of another kind, and sound ones that cannot be repeated (a GPU without figures, degrees that do not
+multiply to the GPUs, a trial without a figure).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from claw_plan.profiles import catalogue
 from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.hardware_text import Hardware, hardware_of
 from claw_plan.profiles.published_facts import dimensions_of, facts_of
-from claw_plan.profiles.published_fields import Fields, Row
+from claw_plan.profiles.published_fields import BrokenRows, Fields, Row, shown
 from claw_plan.profiles.published_figures import Run, memories, out_of_memory, step_time_ns
 from claw_plan.profiles.published_plan import Assumptions, plan_of
 from claw_plan.profiles.published_rows import TRAINING, NotExpressed, Published
@@ -35,29 +35,31 @@ def is_training(data: Any) -> bool:
     rows = data.get("rows") if isinstance(data, dict) else data
     return bool(
         isinstance(rows, list)
-        and rows
-        and isinstance(rows[0], dict)
-        and sum(key in rows[0] for key in _NEEDED) >= 2
+        and any(isinstance(row, dict) and sum(key in row for key in _NEEDED) >= 2 for row in rows)
     )
 
 
 def read_training(path: Path, data: Any) -> Published:
-    """The rows of a file; raises InputError for a row that is broken."""
+    """The rows of a file; raises InputError where every row is broken."""
     keys: tuple[str | int, ...] = ("rows",) if isinstance(data, dict) else ()
     rows: Sequence[Any] = data["rows"] if isinstance(data, dict) else data
     expressed: list[TrainingRow] = []
     others: list[NotExpressed] = []
+    broken = BrokenRows()
     seen: set[str] = set()
     for index, values in enumerate(rows):
-        fields = _fields(path, (*keys, index), values)
-        if fields.row.name in seen:
-            raise fields.fail("id", "stands twice in the file")
-        seen.add(fields.row.name)
-        try:
-            expressed += _rows(fields)
-        except _CannotRepeat as reason:
-            family = fields.text("family", "unknown")
-            others.append(NotExpressed(id=fields.row.name, family=family, reason=str(reason)))
+        given = values if isinstance(values, dict) else {}
+        name, family = str(given.get("id", index)), str(given.get("family", "unknown"))
+        with broken.caught(name, family):
+            fields = _fields(path, (*keys, index), values)
+            if name in seen:
+                raise fields.fail("id", "stands twice in the file")
+            seen.add(name)
+            try:
+                expressed += _rows(fields)
+            except _CannotRepeat as reason:
+                others.append(NotExpressed(id=name, family=family, reason=str(reason)))
+    others += broken.among(len(expressed) + len(others))
     return Published(
         path=path, kind=TRAINING, training=tuple(expressed), not_expressed=tuple(others)
     )
@@ -67,7 +69,7 @@ def _fields(path: Path, keys: tuple[str | int, ...], values: Any) -> Fields:
     name = str(values.get("id", keys[-1])) if isinstance(values, dict) else str(keys[-1])
     row = Row(path, keys, name)
     if not isinstance(values, dict):
-        raise row.fail("", f"must hold keys and values; got {values!r}")
+        raise row.fail("", f"must hold keys and values; got {shown(values)}")
     fields = Fields(row, values)
     fields.text("id")
     return fields

@@ -40,6 +40,16 @@ def test_megatron(toys, candidate, trainer, gradients, states):
     assert found["optimizer"] == states * ELEMENTS
 
 
+@pytest.mark.parametrize("candidate", [Candidate(dp_shard=4, zero=3), Candidate(zero=3)])
+def test_forward_and_backward_alone_keep_no_optimizer(toys, candidate):
+    problem = toys.problem()
+    problem = dataclasses.replace(
+        problem, training=dataclasses.replace(problem.training, optimizer="")
+    )
+    found = held_parts(problem, ShardSizes(problem.graph), candidate, EVERYTHING)
+    assert found["optimizer"] == 0
+
+
 def test_experts_are_shared_by_their_own_replicas(toys):
     """Four ranks, of which two hold the same experts: states of experts are halved."""
     graph = toys.graph()

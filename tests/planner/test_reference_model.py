@@ -38,7 +38,7 @@ def step(dims: Dimensions, division: Division, *, fake: bool = True) -> Referenc
 
 
 @pytest.mark.parametrize("moe", [None, EXPERTS])
-@pytest.mark.parametrize("mla", [None, LATENT])
+@pytest.mark.parametrize("mla", [None, LATENT, replace(LATENT, q_lora_rank=0)])
 @pytest.mark.parametrize(
     "division",
     [

@@ -280,3 +280,10 @@ def test_published_models_have_their_published_size():
         if found != pytest.approx(billions, rel=1e-3, abs=1e-3):
             wrong[dims] = (found, billions)
     assert not wrong
+
+
+def test_fewer_tokens_than_experts():
+    """Two samples give a rank 32 * 2 / 2 * 4 rows for 256 experts, four give one row each."""
+    moe = MixtureOfExperts(experts=256, topk=4, expert_ffn=64)
+    graph = trace_reference(replace(MOE, moe=moe), Division(tp=2), "bfloat16")
+    assert ops(graph.cost(1, PLAIN))

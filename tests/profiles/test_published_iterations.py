@@ -41,6 +41,20 @@ def test_columns_stand_in_any_order(tmp_path: Path) -> None:
     assert one.step_time_ns == 372_160_408
 
 
+def test_a_broken_line_does_not_cost_the_others(tmp_path: Path) -> None:
+    published = read_iterations(write(tmp_path, HEADER, LINE, LINE.replace("1024", "9" * 10**5)))
+    assert [one.id for one in published.training] == ["a100:2"]
+    (other,) = published.not_expressed
+    assert other.reason.startswith("a100.csv:3: row 'a100:3': hidden size must be a whole number")
+    assert len(other.reason) < 200
+
+
+def test_a_cell_larger_than_csv_takes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a100\.csv is no table of iteration times"):
+        read_iterations(write(tmp_path, HEADER, LINE.replace("1024", "9" * 10**6)))
+    assert not is_iterations("9" * 10**6)
+
+
 def test_contradictions_are_listed(tmp_path: Path) -> None:
     published = read_iterations(write(tmp_path, HEADER, LINE.replace("16,16,8", "8,16,8")))
     (other,) = published.not_expressed

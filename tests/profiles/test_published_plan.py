@@ -159,3 +159,15 @@ def test_stages_hold_all_layers(layers: int, pp: int, vpp: int) -> None:
     stages = layers_per_stage(fields(), layers, pp, vpp)
     assert not stages or (sum(stages) == layers and len(stages) == pp * vpp)
     assert not stages or max(stages) - min(stages) <= 1
+
+
+def test_microbatches_without_equal_rounds_are_simulated_without_virtual_stages() -> None:
+    plan, assumed = read(dp=4, pp=4, vpp=2, global_batch=17 * 4)
+    assert plan.vpp == 1
+    assert assumed[0].startswith("17 microbatches make no equal rounds over 4 stages")
+    assert read(dp=4, pp=4, vpp=2, global_batch=16 * 4)[0].vpp == 2
+    assert read(dp=4, pp=4, vpp=2, global_batch=3 * 4)[0].vpp == 2  # one round of three
+
+
+def test_one_stage_has_no_virtual_ones() -> None:
+    assert read(vpp=4)[0].vpp == 1

@@ -95,7 +95,6 @@ def test_rows_that_cannot_be_repeated_are_listed(
     ("rows", "message"),
     [
         ([{"model": {"hidden": None}}], r"runs\.yaml:1: row 'run-1': model\.hidden is missing"),
-        ([{}, {}], r"row 'run-1': id stands twice"),
         ([{"plan": {"dp": "all"}}], r"plan\.dp must be a whole number"),
         ([{"measured": {"step_time_s": -1}}], r"measured\.step_time_s must be a positive number"),
         ([{"hardware": None}], r"hardware is missing"),
@@ -113,12 +112,22 @@ def test_broken_rows_are_errors(
 def test_the_line_of_a_broken_row_is_named(row: Rows, write_rows: Write) -> None:
     path = write_rows([row(id="good"), row(model={"layers": 0})])
     line = path.read_text(encoding="utf-8").splitlines().index("- id: run-1") + 1
-    with pytest.raises(InputError, match=rf"runs\.yaml:{line}: row 'run-1'"):
-        read(path)
+    (other,) = read(path).not_expressed
+    assert other.reason.startswith(f"runs.yaml:{line}: row 'run-1'")
+
+
+def test_a_broken_row_does_not_cost_the_others(row: Rows, write_rows: Write) -> None:
+    published = read(write_rows([row(hardware=None), row(id="good"), row(id="good")]))
+    assert [one.id for one in published.training] == ["good"]
+    missing, twice = published.not_expressed
+    assert (missing.id, missing.family) == ("run-1", "somebody")
+    assert missing.reason.endswith("hardware is missing")
+    assert twice.reason.endswith("row 'good': id stands twice in the file")
 
 
 def test_recognition(row: Rows) -> None:
     assert is_training([row()])
+    assert is_training(["a heading", row()])
     assert is_training({"rows": [row()]})
     assert not is_training([])
     assert not is_training({"nccl_tests": [{"bytes": 8}]})
