@@ -24,9 +24,6 @@ ATTENTION, SOFTMAX = "claw_plan.attention", "aten._softmax"
 CHEAP = ("aten.glu", "aten.gelu", "aten.native_layer_norm")
 """What Megatron's recompute of norms and of experts' activations runs again."""
 
-SCORE_BYTES = 4
-"""Of a score that the loss computes in fp32."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitMemory:
@@ -108,14 +105,15 @@ def _written(cost: UnitCost, at: Callable[[Amount], int], targets: tuple[str, ..
 def _loss_in_place(
     cost: UnitCost, at: Callable[[Amount], int], problem: Problem
 ) -> tuple[int, int, int]:
-    """Saved bytes and peaks of an epilogue whose loss overwrites its fp32 scores.
+    """Saved bytes and peaks of an epilogue whose loss overwrites its scores.
 
     Without a fused kernel their exponentials get a buffer of their own.
     """
     ops = [item for item in cost.forward if isinstance(item, Op)]
     head = max(i for i, op in enumerate(ops) if op.target in PRODUCTS)
     logits = at(ops[head].written_bytes)
-    scores = logits // problem.training.compute_bytes * SCORE_BYTES
+    compute = problem.training.compute_bytes
+    scores = logits // compute * max(compute, problem.trainer.score_bytes)
     kept = sum(at(op.written_bytes) for op in ops[:head])
     buffers = 1 if problem.trainer.fused_loss else 2
     return kept, logits + buffers * scores, scores + logits

@@ -44,7 +44,8 @@ class Trainer:
     optimizer (Megatron), else in fp32 and cast by fully_shard. `gradient_bytes` of an element
     where gradients are accumulated and reduced. `reduces_beside` and `gathers_beside`: whether
     that traffic runs beside computation. `fused_attention`, `fused_loss`: as in
-    `reference_model.Division`. `loss_in_place`: the loss overwrites its scores.
+    `reference_model.Division`. `loss_in_place`: the loss overwrites its scores, of `score_bytes`
+    each: 2 where its kernel reads the 16-bit logits and makes no fp32 copy.
     `recompute_stops_early`: torch's checkpoint stops at the last
     tensor that backward needs, Megatron's runs the whole block. `half_recompute` is the share of
     a block's forward that a selective policy of the trainer runs again. `scatters_sends`:
@@ -74,6 +75,7 @@ class Trainer:
     fused_attention: bool = True
     fused_loss: bool = True
     loss_in_place: bool = False
+    score_bytes: int = 4
     recompute_stops_early: bool = True
     half_recompute: float = 0.45
     scatters_sends: bool = False

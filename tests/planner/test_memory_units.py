@@ -38,8 +38,8 @@ OLD = Trainer(
     fused_loss=False,
 )
 NEW = Trainer(name="new", keeps_compute_copy=True, loss_in_place=True)
-STATISTICS = 16 * S * B
-"""Means and deviations of the norms, which the paper leaves out."""
+STATISTICS = 16 * S * B + 2
+"""Means and deviations of the norms and dropout's scale, which the paper leaves out."""
 
 
 def memory(toys, candidate, trainer=OLD, unit=1, dims=DIMS):
@@ -102,6 +102,13 @@ def test_the_loss_overwrites_its_scores(toys, trainer, forward):
     assert epilogue.forward_peak == forward * logits
     assert epilogue.backward_peak == 6 * logits
     assert 0 <= epilogue.holds - 2 * (2 * S * B * H) <= STATISTICS
+
+
+def test_a_loss_that_reads_16_bit_scores(toys):
+    """Of each logit: 16 bits, and as many of its gradient."""
+    trainer = dataclasses.replace(NEW, score_bytes=2)
+    epilogue = memory(toys, Candidate(tp=T), trainer, unit=3)
+    assert epilogue.forward_peak == epilogue.backward_peak == 4 * (S * B * VOCAB // T)
 
 
 def test_a_ring_keeps_its_own_keys_and_values(toys):
