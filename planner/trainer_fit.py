@@ -40,9 +40,13 @@ Name = tuple[str, str, str]
 NOISE = 0.06
 """Log errors beyond it count linearly: two clusters with the same configuration differ so much."""
 
-SPREAD = {"rate": 0.15, "default": 0.5, "trainer": 0.5, "shared": 0.5}
-"""Prior standard deviations of log constants: a device's rate about the share that others sustain,
-the default's constants about where they began, a trainer's about the default's."""
+SPREAD = {"rate": 0.15, "trainer": 0.5, "shared": 0.5}
+"""Prior standard deviations of log constants: about where they began, or about what they are drawn
+to. Chosen with those below by the errors of groups left out."""
+
+SPREAD_OF_CONSTANT = {"host_ns": 0.2, "tp_scale": 0.35, "dp_scale": 0.4, "overlap_loss": 0.35}
+"""The same for trainers' constants that stand in for each other where a run is all of one kind:
+a host that is slow, traffic that is exposed."""
 
 RATE_OF_PART = {
     "bfloat16": "half",
@@ -346,7 +350,7 @@ def composed(
         parents=tuple(
             place[parent] if (parent := _parent(name, trainers, values)) else -1 for name in names
         ),
-        spread=np.array([SPREAD[_spread_of(name)] for name in names]),
+        spread=np.array([_spread_of(name) for name in names]),
         errors=np.array([one.error for one in found]),
         shares=shares,
         powers=scales,
@@ -368,6 +372,6 @@ def _parent(name: Name, trainers: Mapping[str, Trainer], values: Values) -> Name
     return found if found in values else None
 
 
-def _spread_of(name: Name) -> str:
-    group, owner, _ = name
-    return "default" if group == "trainer" and owner == DEFAULT else group
+def _spread_of(name: Name) -> float:
+    group, _, key = name
+    return SPREAD_OF_CONSTANT.get(key, SPREAD[group]) if group == "trainer" else SPREAD[group]
