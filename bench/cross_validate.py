@@ -80,7 +80,7 @@ def names_of(row: TrainingRow) -> list[str]:
 
 
 def committed(rows: Sequence[TrainingRow], trainers: Mapping[str, Trainer]) -> Values:
-    """The constants of fitted.yaml, from which the fit takes up: they were fitted to these files."""
+    """The constants of fitted.yaml, from which the fit takes up."""
     known = fitted()
     found = {("shared", "", key): value for key, value in known.shared.items()}
     for group, table in (("rate", known.rates), ("trainer", known.trainers)):
