@@ -112,6 +112,8 @@ def _check(fields: Fields, note: str) -> None:
         raise _CannotRepeat(f"topology not recorded ({topology})")
     if "ambiguous" in note:
         raise _CannotRepeat(f"the source does not say for sure what was timed ({note})")
+    if fields.whole("ranks") == 1:
+        raise _CannotRepeat("one rank has nobody to exchange with")
     if "bytes" not in fields and "shape_bytes" not in fields:
         raise _CannotRepeat("a bandwidth without a message size")
     if "strided" in note:

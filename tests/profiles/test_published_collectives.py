@@ -103,6 +103,7 @@ def test_notes_about_algorithms(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"ranks": 1, "nodes": 1}, "one rank has nobody to exchange with"),
         ({"bytes": None}, "a bandwidth without a message size"),
         ({"gpu": "not stated (8-GPU node)"}, "no figures for the GPU"),
         ({"note": "collective ambiguous"}, "does not say for sure"),
