@@ -197,8 +197,8 @@ def with_rates(cluster: Cluster, rates: Mapping[str, float]) -> Cluster:
 ROUNDS, STEP = 40, 0.5
 """Of Gauss-Newton: at most so many, and none changes a constant by more than this logarithm."""
 
-SETTLED, LEAST_SHARE = 0.005, 0.02
-"""Rounds end when one lowers the cost by less than this share, or steps have become so short."""
+SETTLED, PATIENCE = 0.003, 3
+"""Rounds end when so many in a row lower the cost by less than this share."""
 
 Simulate = Callable[[Sequence[Values]], Sequence[Simulated]]
 """Simulates all rows: under one set of constants, or each under its own."""
@@ -272,7 +272,7 @@ def fit(
     weights: Sequence[float],
     trainers: Mapping[str, Trainer],
     simulate: Simulate,
-    rounds: int = 10,
+    rounds: int = 16,
     start: Values | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[Values, Composed]:
@@ -281,7 +281,7 @@ def fit(
     prior = prior_of(values, trainers)
     values = {**values, **{name: value for name, value in (start or {}).items() if name in values}}
     runs = composed(values, prior, trainers, simulate([values]), weights)
-    cost, share = _cost(runs), 1.0
+    cost, share, idle = _cost(runs), 1.0, 0
     tell(f"cost {cost:.1f} at the start")
     for number in range(1, rounds + 1):
         # Simulated paths change on the way: a step that does not help is shortened.
@@ -292,7 +292,8 @@ def fit(
         gained = cost - reached
         if gained > 0:
             values, runs, cost = tried, there, reached
-        if 0 < gained < SETTLED * cost or share < LEAST_SHARE:
+        idle = idle + 1 if gained < SETTLED * cost else 0
+        if idle == PATIENCE:
             break
         share = min(1.0, 2 * share) if gained > 0 else share / 3
     return values, runs
