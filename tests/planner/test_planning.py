@@ -89,6 +89,7 @@ def test_resnet():
     assert_every_parameter_once(result)
 
 
+@pytest.mark.slow
 def test_mixtral(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(MIXTRAL))
@@ -117,6 +118,7 @@ def test_an_edited_plan_is_scored_as_it_stands(tmp_path):
     assert simulate_plan(path).step_time_ns > result.best.step_time_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part, change, said",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +68,7 @@ def test_no_tasks_no_chain():
     assert path_of(TaskGraphBuilder().build()) == []
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_chain_touches_and_adds_up_to_the_step(graphs, data):

@@ -90,6 +90,7 @@ def test_one_endless_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         members('{"a": "' + "x" * 1_000_000 + '"}')
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file() -> None:
     event = json.dumps({"name": "aten::add", "args": {"Input Dims": [[512, 512]]}}).encode() + b","
 

@@ -5,6 +5,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from claw_plan.profiles.fit.kernels import FITTER, fit_kernels
 from claw_plan.profiles.fit.registry import DataFile
 
@@ -23,6 +25,7 @@ def data_file(gpu: str = "H100 (sm_90)") -> DataFile:
     return DataFile(path=Path("some.yaml"), data=data, sha256="0123456789abcdef" * 4)
 
 
+@pytest.mark.slow
 def test_the_same_data_gives_the_same_files() -> None:
     made = fit_kernels([data_file()])
     assert made == fit_kernels([data_file()])
