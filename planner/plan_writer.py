@@ -28,8 +28,8 @@ from claw_plan.planner.plan import (
 )
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.score import Scored
-from claw_plan.planner.validation import UNKNOWN
 from claw_plan.profiles.cost import ANALYTIC, FITTED, INTERPOLATED, MEASURED
+from claw_plan.profiles.fitted import UNKNOWN
 from claw_plan.profiles.trainer import NEUTRAL, Trainer
 from claw_plan.profiles.units import gib, ms_from_ns
 

@@ -11,7 +11,7 @@ from claw_plan.planner.memory import MemoryModel
 from claw_plan.planner.published_run import CostOf, PublishedRun, cost_without_launches, pose
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.step_time import StepTime, step_time
-from claw_plan.profiles.fitted import fitted
+from claw_plan.profiles.fitted import ASSUMED, KNOWN, UNKNOWN, fitted
 from claw_plan.profiles.trainer import Trainer
 from claw_plan.profiles.training_row import TrainingRow
 
@@ -35,13 +35,6 @@ class Prediction:
     not_expressed: str = ""
 
 
-KNOWN, ASSUMED, UNKNOWN = 0.13, 0.22, 0.30
-"""Half widths of 90 % intervals, as shares: nine in ten errors of runs whose group was left out of
-the fit lie within 12.5 % where the source prints the plan in full and within 21.5 % where it does
-not; where the whole trainer or every run on the GPU was left out, within 29 and 30 %
-(bench/cross_validate.py, docs/accuracy/cross_validation.json)."""
-
-
 def half_width(row: TrainingRow, trainers: Mapping[str, Trainer]) -> float:
     """Of the interval around a prediction of the row, as a share of it."""
     is_known = row.trainer in trainers and row.device_name in fitted().rates
@@ -61,10 +54,10 @@ def predict_rows(
         try:
             run = pose(row, trainer, cost_of)
             found = predict_step(run)
+            reading, need = predict_memory(run, row.memory_kind or "nvidia-smi")
         except (PlanError, TraceError) as error:
             yield Prediction(row_id=row.id, not_expressed=str(error))
             continue
-        reading, need = predict_memory(run, row.memory_kind or "nvidia-smi")
         yield Prediction(
             row_id=row.id,
             step_time_ns=round(found.ns),

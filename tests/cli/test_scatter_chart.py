@@ -44,4 +44,6 @@ def test_many_families_have_colours_of_their_own() -> None:
 
 
 def test_nothing_to_plot_is_still_a_picture() -> None:
-    ElementTree.fromstring(scatter_svg("Nothing", "ms", {}))
+    picture = ElementTree.fromstring(scatter_svg("Nothing", "ms", {}))
+    assert picture.tag.endswith("svg")
+    assert "Nothing" in "".join(picture.itertext())
