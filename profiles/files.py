@@ -66,11 +66,14 @@ def format_keys(keys: Sequence[Any]) -> str:
     return text
 
 
-def read_text(path: Path) -> str:
-    """A text file of at most MAX_FILE_BYTES; raises InputError for anything else."""
+def read_limited(path: Path, limit_bytes: int, advice: str) -> bytes:
+    """A file's content; raises InputError where it cannot be read or is larger than the limit.
+
+    `advice` is what to do about a file that is too large.
+    """
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(limit_bytes + 1)
     except FileNotFoundError:
         raise InputError(f"there is no file {str(path)!r}; check the path") from None
     except IsADirectoryError:
@@ -78,10 +81,14 @@ def read_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read {str(path)!r}: {reason}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise InputError(
-            f"{path.name} is larger than {MAX_FILE_BYTES // 1_000_000} MB: wrong file?"
-        )
+    if len(content) > limit_bytes:
+        raise InputError(f"{path.name} is larger than {limit_bytes // 1_000_000} MB{advice}")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """A text file of at most MAX_FILE_BYTES; raises InputError for anything else."""
+    content = read_limited(path, MAX_FILE_BYTES, ": wrong file?")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from claw_plan.profiles.errors import InputError
+from claw_plan.profiles.files import read_limited
 
 MAX_BYTES = 32_000_000
 """Of one file; a day's NCCL_DEBUG=INFO log of 1024 ranks fits."""
@@ -78,21 +79,8 @@ def read_source(path: Path) -> Source:
 
     Raises InputError for a file that is not there, is too large, or is no text.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise InputError(f"there is no file {str(path)!r}; check the path") from None
-    except IsADirectoryError:
-        raise InputError(f"{str(path)!r} is a folder; name a file in it") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read {str(path)!r}: {reason}") from None
-    if len(content) > MAX_BYTES:
-        raise InputError(
-            f"{path.name} is larger than {MAX_BYTES // 1_000_000} MB; cut out the part that "
-            "describes the machine (of a log, the lines with NCCL)"
-        )
+    advice = "; cut out the part that describes the machine (of a log, the lines with NCCL)"
+    content = read_limited(path, MAX_BYTES, advice)
     return Source(path.name, decode(content, path.name))
 
 
