@@ -20,33 +20,33 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
-from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_of_mean
 from claw_plan.executor.loss_scale import LossScale
 from claw_plan.executor.mesh import Mesh, make_mesh
+from claw_plan.executor.microbatches import replicate, run_microbatches
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.pipeline import RecordedStage, make_pipeline
+from claw_plan.executor.recompute import recompute
 from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.recording import record
-from claw_plan.executor.stages import LossOf, Stage
+from claw_plan.executor.sharding import shard_stage
+from claw_plan.executor.stages import Stage
 from claw_plan.executor.tensor_parallel import divide_weights
+from claw_plan.executor.whole_model import (
+    AS_PLANNED,
+    DOUBLE,
+    build_whole,
+    cast_floats,
+    first_names,
+    loss_of,
+)
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_stages import stage_spans
 from claw_plan.planner.tensor_parallel import TensorParallelModel
-from claw_plan.profiles.units import MIB
 from claw_plan.profiles.work import OpWork
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-AS_PLANNED, SINGLE, DOUBLE = "as planned", "float32", "float64"
-"""The precision to run in. The last two keep the plan's wrapping and leave its precision, to tell
-rounding from mistakes."""
 
 Step = Callable[[list[Batch]], torch.Tensor]
 """Forward and backward of all microbatches; their mean loss, 0 where this rank sees none."""
@@ -162,7 +162,7 @@ def compile_plan(
             recompute(stage.model.get_submodule(block), precision)
     shards = plan.training.precision != "float32" or knobs.dp_shard > 1
     if shards:
-        _shard(stage, blocks, plan, mesh, lowers=precision == AS_PLANNED)
+        shard_stage(stage, blocks, plan, mesh, lowers=precision == AS_PLANNED)
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
     parameters = {names[name]: parameter for name, parameter in stage.model.named_parameters()}
     trainable = [p for p in parameters.values() if p.requires_grad]
@@ -189,38 +189,12 @@ def compile_plan(
             compiled.pipeline_stage, plan.schedule, device, compiled.share_of_loss
         )
     else:
-        compiled.schedule = partial(_accumulate, compiled, _replicate(compiled, shards))
+        replicates = not shards and knobs.dp_replicate > 1
+        module = replicate(stage, mesh, knobs.bucket_bytes) if replicates else stage
+        compiled.schedule = partial(
+            run_microbatches, module, compiled.recorded, compiled.share_of_loss
+        )
     return compiled
-
-
-def build_whole(plan: Plan, loaded: LoadedModel, precision: str = AS_PLANNED) -> nn.Module:
-    """The whole model on the CPU with the weights of the plan's seed, in fp32 or fp64."""
-    torch.manual_seed(plan.training.seed)
-    model = loaded.build()
-    return model.double() if precision == DOUBLE else model.float()
-
-
-def first_names(model: nn.Module) -> dict[str, str]:
-    """Every parameter name to the first name of the same parameter."""
-    first: dict[int, str] = {}
-    return {
-        name: first.setdefault(id(parameter), name)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
-
-
-def loss_of(loaded: LoadedModel) -> LossOf:
-    """Calls a model of that source on a batch and finds the loss."""
-
-    def call(model: nn.Module, batch: Batch) -> torch.Tensor:
-        return loaded.loss(model(**loaded.inputs_of(model, batch)), batch)
-
-    return call
-
-
-def cast_floats(batch: Batch, dtype: torch.dtype) -> Batch:
-    """The batch with its floating-point tensors in another precision."""
-    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
 
 
 def _make_stage(
@@ -240,72 +214,3 @@ def _make_stage(
 def _own_blocks(plan: Plan, index: int) -> list[str]:
     start, end = stage_spans(plan)[index]
     return plan.blocks[start:end]
-
-
-def recompute(block: nn.Module, precision: str = AS_PLANNED) -> None:
-    """Keeps only the block's inputs; in place, so that its parameters keep their names.
-
-    The engine that runs it again in backward knows nothing of a DoubleMode around the step.
-    """
-    again = DoubleMode if precision == DOUBLE else nullcontext
-    block.forward = partial(
-        checkpoint,
-        block.forward,
-        use_reentrant=False,
-        context_fn=lambda: (nullcontext(), again()),
-    )
-
-
-def _shard(stage: Stage, blocks: list[str], plan: Plan, mesh: Mesh, *, lowers: bool) -> None:
-    precision = DTYPES[plan.training.precision]
-    lowers = lowers and precision is not torch.float32
-    policy = MixedPrecisionPolicy(
-        param_dtype=precision if lowers else None,
-        reduce_dtype=torch.float32 if lowers else None,
-    )
-    reshard = plan.knobs().reshard_after_forward
-    for name in blocks:
-        fully_shard(
-            stage.model.get_submodule(name),
-            mesh=mesh.data_mesh,
-            mp_policy=policy,
-            reshard_after_forward=reshard,
-        )
-    fully_shard(stage, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False)
-
-
-def _replicate(compiled: ParallelModel, shards: bool) -> nn.Module:
-    """The module to call without a pipeline: DDP where replicas are not sharded."""
-    if shards or compiled.knobs.dp_replicate == 1:
-        return compiled.stage
-    return DistributedDataParallel(
-        compiled.stage,
-        process_group=compiled.mesh.group("dp_replicate"),
-        bucket_cap_mb=compiled.knobs.bucket_bytes / MIB,
-        broadcast_buffers=False,
-        gradient_as_bucket_view=True,
-    )
-
-
-def _accumulate(
-    compiled: ParallelModel, module: nn.Module, microbatches: list[Batch]
-) -> torch.Tensor:
-    """One microbatch after the other; their gradients add up to those of the mean loss."""
-    total = torch.zeros((), dtype=torch.float64, device=compiled.device)
-    for index, batch in enumerate(microbatches):
-        is_last = index == len(microbatches) - 1
-        if isinstance(module, FSDPModule):
-            module.set_requires_all_reduce(is_last)
-        with _without_sync(module, is_last):
-            with compiled.recorded("forward", f"0F{index}"):
-                loss = module(**batch)
-            with compiled.recorded("backward", f"0B{index}"):
-                compiled.share_of_loss(loss, len(microbatches)).backward()
-        total += loss.detach()
-    return total / len(microbatches)
-
-
-def _without_sync(module: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-    if is_last or not isinstance(module, DistributedDataParallel):
-        return nullcontext()
-    return module.no_sync()

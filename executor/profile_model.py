@@ -15,8 +15,8 @@ import torch
 
 from claw_plan.executor.benchmark import CPU_DEVICE
 from claw_plan.executor.errors import ExecutionError
-from claw_plan.executor.parallel_model import cast_floats, loss_of
 from claw_plan.executor.recorder import MOST_SAMPLES, StepRecorder
+from claw_plan.executor.whole_model import cast_floats, loss_of
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.profiles.device_names import catalogue_name
 from claw_plan.profiles.measurement import Measurement

@@ -10,7 +10,7 @@ import torch.nn as nn
 
 from claw_plan.executor.batches import ExampleSource
 from claw_plan.executor.optimizer import make_optimizer
-from claw_plan.executor.parallel_model import DOUBLE, build_whole, cast_floats, loss_of
+from claw_plan.executor.whole_model import DOUBLE, build_whole, cast_floats, loss_of
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan

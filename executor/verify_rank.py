@@ -22,9 +22,10 @@ from claw_plan.executor.batches import ExampleSource, own_slice
 from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.job import Job, Progress
 from claw_plan.executor.opened_plan import open_plan
-from claw_plan.executor.parallel_model import DOUBLE, SINGLE, ParallelModel, compile_plan
+from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.reference import batch_for, reference_steps, without_dropout
+from claw_plan.executor.whole_model import DOUBLE, SINGLE
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
 from claw_plan.profiles.files import write_atomic

@@ -1,0 +1,35 @@
+"""fully_shard on a stage: each block's parameters are one group, the rest is the root's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from claw_plan.executor.mesh import Mesh
+from claw_plan.executor.stages import Stage
+from claw_plan.planner.plan import Plan
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def shard_stage(
+    stage: Stage, blocks: Sequence[str], plan: Plan, mesh: Mesh, *, lowers: bool
+) -> None:
+    """Shards the stage in place; with `lowers` its kernels run in the plan's precision."""
+    precision = DTYPES[plan.training.precision]
+    lowers = lowers and precision is not torch.float32
+    policy = MixedPrecisionPolicy(
+        param_dtype=precision if lowers else None,
+        reduce_dtype=torch.float32 if lowers else None,
+    )
+    reshard = plan.knobs().reshard_after_forward
+    for name in blocks:
+        fully_shard(
+            stage.model.get_submodule(name),
+            mesh=mesh.data_mesh,
+            mp_policy=policy,
+            reshard_after_forward=reshard,
+        )
+    fully_shard(stage, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False)
