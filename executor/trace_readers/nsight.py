@@ -54,7 +54,8 @@ def read_nsight(path: Path, source: str) -> list[RankTrace]:
             database.text_factory = lambda text: text.decode("utf-8", "replace")
             database.execute("PRAGMA trusted_schema=OFF")
             return _Export(database, source).rank_traces()
-    except (sqlite3.Error, OverflowError) as error:
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+        # The last: SQLite quotes a broken schema in its message, and Python decodes that.
         raise InputError(
             f"{source} cannot be read as an Nsight Systems export ({error}); export it again with "
             "nsys export --type sqlite"

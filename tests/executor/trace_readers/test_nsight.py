@@ -123,3 +123,11 @@ def test_broken_values_and_files_are_one_line(tmp_path: Path) -> None:
     cut.write_bytes(whole[: len(whole) // 3])
     with pytest.raises(InputError, match=r"cut\.sqlite cannot be read as an Nsight"):
         read_nsight(cut, "cut.sqlite")
+
+
+def test_a_broken_schema_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.sqlite", ROWS, TABLES)
+    damaged = path.read_bytes().replace(b"StringIds (id", b"Stri\xdfgI\xfe;(id")
+    path.write_bytes(damaged)
+    with pytest.raises(InputError, match=r"a\.sqlite cannot be read as an Nsight"):
+        read_nsight(path, "a.sqlite")
