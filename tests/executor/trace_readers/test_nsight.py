@@ -127,7 +127,7 @@ def test_broken_values_and_files_are_one_line(tmp_path: Path) -> None:
 
 def test_a_broken_schema_that_is_no_text_is_one_line(tmp_path: Path) -> None:
     path = write(tmp_path / "a.sqlite", ROWS, TABLES)
-    damaged = path.read_bytes().replace(b"StringIds (id", b"Stri\xdfgI\xfe;(id")
-    path.write_bytes(damaged)
+    damaged = path.read_bytes().replace(b"tableStringIds", b"tableStr\xdfngIds")
+    path.write_bytes(damaged.replace(b"CREATE TABLE StringIds", b"CREATE TABLE (tringIds"))
     with pytest.raises(InputError, match=r"a\.sqlite cannot be read as an Nsight"):
         read_nsight(path, "a.sqlite")
