@@ -57,7 +57,8 @@ class ParallelModel:
     """This rank's part of the plan.
 
     `parameters` are this rank's, under the names of the whole model; a tied parameter stands
-    under the first of its names. `schedule` runs forward and backward.
+    under the first of its names. `schedule` runs forward and backward; without a pipeline it
+    calls `module`, the stage or what replicates it.
     """
 
     plan: Plan
@@ -65,6 +66,7 @@ class ParallelModel:
     mesh: Mesh
     device: torch.device
     stage: Stage
+    module: nn.Module
     parameters: Mapping[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
     schedule: Step
@@ -172,6 +174,7 @@ def compile_plan(
         mesh=mesh,
         device=device,
         stage=stage,
+        module=stage,
         parameters=parameters,
         optimizer=make_optimizer(plan.training, loaded, trainable),
         schedule=lambda microbatches: torch.zeros(()),
@@ -190,9 +193,10 @@ def compile_plan(
         )
     else:
         replicates = not shards and knobs.dp_replicate > 1
-        module = replicate(stage, mesh, knobs.bucket_bytes) if replicates else stage
+        if replicates:
+            compiled.module = replicate(stage, mesh, knobs.bucket_bytes)
         compiled.schedule = partial(
-            run_microbatches, module, compiled.recorded, compiled.share_of_loss
+            run_microbatches, compiled.module, compiled.recorded, compiled.share_of_loss
         )
     return compiled
 
