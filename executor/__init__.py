@@ -1,1 +1,21 @@
-"""From a Plan to training on torch.distributed, and from training back to Measurements."""
+"""Plan to training on torch.distributed; what runs measure; `parallelize` for trainers of others.
+
+`parallelize` is imported when it is asked for: most of this room is needed by commands alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from claw_plan.executor.planned_model import PlannedModel, parallelize
+
+__all__ = ["PlannedModel", "parallelize"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from claw_plan.executor import planned_model
+
+    return getattr(planned_model, name)
