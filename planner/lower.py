@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from claw_plan.planner.actions import FORWARD, Action
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import DataParallel
 from claw_plan.planner.lower_zero import make_data_parallel
@@ -26,7 +27,7 @@ from claw_plan.planner.memory import HeldMemory
 from claw_plan.planner.pass_time import PassTime, Stretch, stretch_of
 from claw_plan.planner.placement import crosses_node, groups_of
 from claw_plan.planner.problem import Problem, variant_of
-from claw_plan.planner.schedules import FORWARD, Action, schedule_actions
+from claw_plan.planner.schedules import schedule_actions
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_streams import Parts, StageStreams, add_stage_streams
 from claw_plan.profiles.cost import CollectiveCost

@@ -28,7 +28,7 @@ from claw_plan.planner.memory_states import (
 )
 from claw_plan.planner.memory_units import unit_memory
 from claw_plan.planner.problem import STORED_BYTES, Problem
-from claw_plan.planner.schedules import INTERLEAVED, in_flight, interleaved_ahead
+from claw_plan.planner.schedules import held_by_rank
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
 
 
@@ -155,7 +155,6 @@ class MemoryModel:
             candidate.pp > 1, candidate.dp_replicate > 1, candidate.dp_shard, candidate.cp,
             candidate.tp, candidate.ep, candidate.etp, candidate.zero,
             candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
-            candidate.reshard_after_forward,
         )  # fmt: skip
         parts = self._peaks.get(key)
         if parts is None:
@@ -174,14 +173,8 @@ class MemoryModel:
     def _flights(self, candidate: Candidate, rank: int, stages: int) -> tuple[int, ...]:
         """Microbatches in flight on each of a rank's stages when most are."""
         microbatches = candidate.num_microbatches(self.problem.training.global_batch)
-        if candidate.schedule != INTERLEAVED:
-            return (in_flight(candidate.schedule, rank, candidate.pp, microbatches),)
-        ahead = interleaved_ahead(rank, candidate.pp, microbatches, stages)
-        in_round = microbatches // max(1, microbatches // candidate.pp)
-        flights = [0] * stages
-        for step in range(min(ahead + 1, microbatches * stages)):
-            flights[step // in_round % stages] += 1
-        return tuple(flights)
+        held = held_by_rank(candidate.schedule, rank, candidate.pp, microbatches, stages)
+        return held.flights
 
     def _sizes(self, candidate: Candidate, rank: int, spans: Spans) -> RankSizes:
         training = self.problem.training
@@ -199,8 +192,8 @@ class MemoryModel:
             compute=training.compute_bytes,
             gradient=kept,
             microbatches=candidate.num_microbatches(training.global_batch),
-            accumulates_whole=candidate.pp > 1,
-            gathered_after_forward=not candidate.reshard_after_forward,
+            accumulates_whole=candidate.pp > 1 or candidate.zero == 1,
+            gathered_after_forward=candidate.zero < 3,
             owned=owned_elements(self.problem, self.shards, candidate, spans) if copies else 0,
         )
 

@@ -3,23 +3,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
+from claw_plan.planner.actions import Rows, message_for, message_of, own_before
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.schedule_check import check_actions
 from claw_plan.planner.schedules import (
     INTERLEAVED,
-    Action,
-    Rows,
-    action_needs,
-    check_actions,
-    in_flight,
-    interleaved_ahead,
-    parse_action,
-    read_schedule_csv,
+    SCHEDULES,
+    held_by_rank,
+    rank_of_stage,
     schedule_actions,
-    write_schedule_csv,
+    schedule_refusal,
+    stages_of_rank,
 )
-from claw_plan.profiles.errors import InputError
 from claw_plan.simulator.engine import finish_times_ns
 from claw_plan.simulator.task_graph import TaskGraph, TaskGraphBuilder
 
@@ -35,24 +31,27 @@ def graph_of(rows: Rows, times_ns: dict[str, int], latency_ns: int = 0) -> TaskG
     builder = TaskGraphBuilder()
     num_stages = len({action.stage for row in rows for action in row})
     computes = [builder.stream("compute", rank) for rank in range(len(rows))]
-    task_of: dict[Action, int] = {}
+    sent: dict[object, int] = {}
     todo = [list(row) for row in rows]
     while any(todo):
         for rank, row in enumerate(todo):
-            while row and all(need in task_of for need in action_needs(row[0], num_stages)):
+            while row and (message_for(row[0], num_stages) or "none") in {*sent, "none"}:
                 action = row.pop(0)
                 needs = []
-                for need in action_needs(action, num_stages):
-                    arrived = task_of[need]
-                    if need.stage != action.stage and latency_ns:
-                        wire = builder.stream("wire", rank)  # one each: latency, no contention
-                        arrived = builder.add(
-                            wire, latency_ns, [arrived], kind="pp_comm", name="send"
-                        )
-                    needs.append(arrived)
-                task_of[action] = builder.add(
+                message = message_for(action, num_stages)
+                if message is not None and latency_ns:
+                    wire = builder.stream("wire", rank)  # one each: latency, no contention
+                    needs.append(
+                        builder.add(wire, latency_ns, [sent[message]], kind="pp_comm", name="send")
+                    )
+                elif message is not None:
+                    needs.append(sent[message])
+                before = own_before(action)
+                needs += [sent[before]] if before is not None else []
+                task = builder.add(
                     computes[rank], times_ns[action.kind], needs, kind="other", name=str(action)
                 )
+                sent[action] = sent[message_of(action)] = task
     return builder.build()
 
 
@@ -106,52 +105,19 @@ def test_what_1f1b_pays_for_latency(num_stages, per_stage):
     assert extra == c * (2 * (p - 1) * (per_stage + 1) - 2)
 
 
-def torchs_interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> list[str]:
-    """The rows torch computes, without the pauses it pads them with."""
-    schedule = ScheduleInterleaved1F1B.__new__(ScheduleInterleaved1F1B)
-    schedule.pp_group_size, schedule.n_local_stages = num_ranks, stages_per_rank
-    schedule._n_microbatches = num_microbatches
-    rounds = max(1, num_microbatches // num_ranks)
-    schedule.microbatches_per_round = num_microbatches // rounds
-    rows = [schedule._calculate_single_rank_operations(rank) for rank in range(num_ranks)]
-    return [" ".join(str(action) for action in row if action is not None) for row in rows]
+UNIT = {"F": 1, "I": 1, "W": 1, "B": 2}
 
 
-def rounds_are_whole(num_ranks: int, num_microbatches: int) -> bool:
-    return num_microbatches % max(1, num_microbatches // num_ranks) == 0
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("stages_per_rank", [1, 2, 3, 5])
-def test_interleaved_rows_are_torchs(num_ranks, stages_per_rank):
-    counts = [m for m in range(1, 41) if rounds_are_whole(num_ranks, m)]
-    assert counts
-    for m in counts:
-        rows = schedule_actions(INTERLEAVED, num_ranks, m, stages_per_rank)
-        assert text(rows) == torchs_interleaved(num_ranks, m, stages_per_rank)
-
-
-def test_the_text_of_interleaved():
-    assert text(schedule_actions(INTERLEAVED, 2, 2, 2)) == [
-        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
-        "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1",
-    ]
-
-
-@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 5))
-def test_interleaved_rows_get_through(num_ranks, num_microbatches, stages_per_rank):
-    if not rounds_are_whole(num_ranks, num_microbatches):
-        with pytest.raises(PlanError, match=f"take a multiple of {num_ranks}"):
-            schedule_actions(INTERLEAVED, num_ranks, num_microbatches, stages_per_rank)
-        return
-    rows = schedule_actions(INTERLEAVED, num_ranks, num_microbatches, stages_per_rank)
-    check_actions(rows, num_ranks * stages_per_rank, num_microbatches)
+def idle_of_ranks(rows: Rows, times_ns: dict[str, int]) -> list[int]:
+    """Each rank's span less its work."""
+    graph = graph_of(rows, times_ns)
+    start, finish = finish_times_ns(graph)
+    idle = []
     for rank, row in enumerate(rows):
-        first = next(place for place, action in enumerate(row) if action.kind == "B")
-        ahead = interleaved_ahead(rank, num_ranks, num_microbatches, stages_per_rank)
-        everything = num_microbatches * stages_per_rank
-        # In the steady state a forward comes before each backward, the first one's included.
-        assert first == min(ahead + 1, everything)
+        mine = graph.stream == rank
+        work = sum(times_ns[action.kind] for action in row)
+        idle.append(int(finish[mine].max() - start[mine].min()) - work)
+    return idle
 
 
 @pytest.mark.parametrize(
@@ -166,125 +132,85 @@ def test_interleaving_divides_the_bubble(num_ranks, rounds, stages_per_rank):
     assert makespan(rows, {"F": f, "B": b}) == m * v * (f + b) + (p - 1) * (f + b)
 
 
-def test_what_interleaving_takes():
-    with pytest.raises(PlanError, match="1F1B has one stage per rank, but got stages_per_rank=2"):
-        schedule_actions("1F1B", 2, 4, 2)
-    with pytest.raises(PlanError, match="at least one of each"):
-        schedule_actions(INTERLEAVED, 2, 4, 0)
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+@pytest.mark.parametrize("times", [(1, 1, 1), (10, 12, 8), (10, 11, 10), (20, 21, 17)])
+def test_bubble_of_zb1p(num_ranks, rounds, times):
+    """(p-1)(F+B-W) with one stage a rank (zero-bubble paper, ZB-H1)."""
+    forward, inputs, weights = times
+    rows = schedule_actions("InterleavedZeroBubble", num_ranks, num_ranks * rounds)
+    idle = idle_of_ranks(rows, {"F": forward, "I": inputs, "W": weights})
+    assert max(idle) == (num_ranks - 1) * (forward + inputs - weights)
 
 
-@given(st.sampled_from(NAMES), st.integers(1, 12), st.integers(1, 40))
-def test_in_flight_is_what_the_rows_hold(name, num_stages, num_microbatches):
-    rows = schedule_actions(name, num_stages, num_microbatches)
-    check_actions(rows, num_stages, num_microbatches)
-    for stage, row in enumerate(rows):
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_the_v_has_no_bubble_from_twice_the_ranks_on(num_ranks):
+    """Zero-bubble paper, section 6: F = B = W, m >= 2p."""
+    for m in range(2 * num_ranks, 4 * num_ranks + 1):
+        rows = schedule_actions("ZBVZeroBubble", num_ranks, m, 2)
+        assert idle_of_ranks(rows, UNIT) == [0] * num_ranks
+
+
+def legal(name, num_ranks, num_microbatches, stages_per_rank):
+    return not schedule_refusal(name, num_ranks, num_microbatches, stages_per_rank)
+
+
+@given(
+    st.sampled_from(sorted(SCHEDULES)), st.integers(1, 8), st.integers(1, 40), st.integers(1, 5)
+)
+def test_all_rows_get_through_and_live_where_they_are_said_to(name, p, m, v):
+    if not legal(name, p, m, v):
+        with pytest.raises(PlanError):
+            schedule_actions(name, p, m, v)
+        return
+    rows = schedule_actions(name, p, m, v)
+    check_actions(rows, p * v, m)
+    for rank, row in enumerate(rows):
+        stages = stages_of_rank(name, rank, p, v)
+        assert {action.stage for action in row} == set(stages)
+        assert {rank_of_stage(name, stage, p) for stage in stages} == {rank}
+
+
+@given(
+    st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(1, 24), st.integers(1, 4)
+)
+def test_what_is_held_is_what_the_rows_hold(name, p, m, v):
+    if not legal(name, p, m, v):
+        return
+    for rank, row in enumerate(schedule_actions(name, p, m, v)):
         held = most = 0
         for action in row:
-            held += 1 if action.kind == "F" else -1
+            held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
             most = max(most, held)
         assert held == 0
-        assert most == in_flight(name, stage, num_stages, num_microbatches)
+        found = held_by_rank(name, rank, p, m, v)
+        assert sum(found.flights) == most
+        assert all(late <= held for late, held in zip(found.late, found.flights, strict=True))
         if name == "1F1B":
-            assert most <= num_stages - stage
+            assert found.flights == (min(m, p - rank),)
+        if name == "GPipe":
+            assert found.flights == (m,)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(PlanError, match="no schedule '1f1b'; did you mean '1F1B'"):
         schedule_actions("1f1b", 2, 2)
-    with pytest.raises(PlanError, match="known are 1F1B, GPipe"):
-        in_flight("Chimera!", 0, 2, 2)
-
-
-@pytest.mark.parametrize("counts", [(0, 4), (2, 0), (-1, 4)])
-def test_there_is_a_stage_and_a_microbatch(counts):
-    with pytest.raises(PlanError, match="at least one"):
-        schedule_actions("GPipe", *counts)
-
-
-@given(st.integers(0, 999), st.sampled_from("FB"), st.integers(0, 9999))
-def test_an_action_reads_as_it_is_written(stage, kind, microbatch):
-    action = Action(stage, kind, microbatch)
-    assert parse_action(str(action)) == action
-    assert parse_action(f" {action}\t") == action
 
 
 @pytest.mark.parametrize(
-    "cell",
-    ["0f0", "0X0", "0SEND_F0", "0F0 then more", "0F", "F0", "", "-1F0", "0F-1", "0I0", "0W0",
-     "0F٣", "(0F4;3B1)OVERLAP_F_B", "1.0F0", "0F0,0F1", "9" * 5000 + "F0"],
-)  # fmt: skip
-def test_anything_else_is_no_action(cell):
-    with pytest.raises(PlanError, match="as in 2F0"):
-        parse_action(cell)
-
-
-FIRST = "0F0 0F1 0F2 0B0 0B1 0B2"
-SECOND = "1F0 1F1 1F2 1B0 1B1 1B2"
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
+    ("numbers", "said"),
     [
-        (["0F0 0F1 0F2 0B0 0B1", SECOND], "missing: 0B2"),
-        ([FIRST], "missing: 1F0, 1F1, 1F2, 1B0, 1B1 and 1 more"),
-        ([FIRST, SECOND + " 0F0"], "stage 0 is on rank 0 and, by 0F0, on rank 1"),
-        ([FIRST + " " + SECOND, ""], "row 1 of 2 is empty"),
-        (["0B0 0F0 0F1 0F2 0B1 0B2", SECOND], "rank 0: 0B0 comes before its forward"),
-        (["0F0 0B0 0F1 0F2 0B1 0B2", SECOND], "its ranks wait: rank 0 at 0B0, rank 1 at 1F1"),
-        (["0F0 " + FIRST, SECOND], "repeated: 0F0"),
-        ([FIRST + " 0B0", SECOND], "repeated: 0B0"),
-        (["0F0 0F1 0F2 0B0 0B0 0B2", SECOND], "repeated: 0B0"),
-        ([FIRST.replace("2", "3"), SECOND.replace("2", "3")], "0F3: the microbatches are 0 to 2"),
-        ([FIRST, SECOND.replace("1F", "2F")], "2F0: the stages are 0 to 1"),
+        (("GPipe", 0, 4, 1), "at least one of each"),
+        (("GPipe", 2, 0, 1), "at least one of each"),
+        (("Interleaved1F1B", 2, 4, 0), "at least one of each"),
+        (("1F1B", 2, 4, 2), "1F1B has 1 stage per rank, but got stages_per_rank=2"),
+        (("Interleaved1F1B", 2, 4, 1), "has at least 2 stages per rank"),
+        (("ZBVZeroBubble", 2, 4, 3), "has 2 stages per rank"),
+        (("Interleaved1F1B", 4, 9, 2), "9 do not divide by 2; take a multiple of 4"),
+        (("InterleavedZeroBubble", 4, 9, 2), "9 do not divide by 2; take a multiple of 4"),
+        (("DualPipeV", 4, 7, 2), "7 for 8 stages"),
     ],
 )
-def test_rows_that_would_train_wrong_are_refused(rows, message):
-    actions = [[parse_action(cell) for cell in row.split()] for row in rows]
-    with pytest.raises(PlanError, match=message):
-        check_actions(actions, 2, 3)
-
-
-def test_an_action_of_another_kind_is_refused():
-    with pytest.raises(PlanError, match="an action is F or B, but got 'I'"):
-        check_actions([[Action(0, "I", 0)]], 1, 1)
-
-
-def test_two_stages_on_a_rank_and_another_order_may_be_right():
-    rows = [[parse_action(cell) for cell in "0F1 1F1 1B1 0B1 0F0 1F0 1B0 0B0".split()]]
-    check_actions(rows, 2, 2)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_schedule_file_reads_as_it_was_written(tmp_path, name):
-    rows, path = schedule_actions(name, 3, 5), tmp_path / "plan.schedule.csv"
-    write_schedule_csv(rows, path)
-    assert read_schedule_csv(path, 3, 5) == rows
-    assert path.read_text().splitlines()[2].startswith("2F0,2")
-
-
-def test_empty_cells_are_pauses(tmp_path):
-    path = tmp_path / "plan.schedule.csv"
-    path.write_text("0F0,, 0B0 \n,1F0,1B0\n")
-    assert text(read_schedule_csv(path, 2, 1)) == ["0F0 0B0", "1F0 1B0"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("0F0,0B0\n1F0,1X0\n", "plan.schedule.csv, line 2, cell 2: an action is"),
-        ("0F0,0B0\n", "plan.schedule.csv: 2 stages run each of 1 microbatches"),
-        ("0F0,0B0\n1F0,1B0\n\n", "plan.schedule.csv: every rank has actions, but row 2"),
-        ("", "missing: 0F0"),
-        ('"0F0' + "x" * 200_000 + '"', "the rows are no CSV"),
-    ],
-)
-def test_a_bad_file_is_named_with_the_place(tmp_path, content, message):
-    path = tmp_path / "plan.schedule.csv"
-    path.write_text(content)
-    with pytest.raises(PlanError, match=message):
-        read_schedule_csv(path, 2, 1)
-
-
-def test_a_missing_file_is_bad_input(tmp_path):
-    with pytest.raises(InputError, match="there is no file"):
-        read_schedule_csv(tmp_path / "plan.schedule.csv", 2, 1)
+def test_what_a_schedule_does_not_take(numbers, said):
+    with pytest.raises(PlanError, match=said):
+        schedule_actions(*numbers)

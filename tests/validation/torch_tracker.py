@@ -34,8 +34,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from claw_plan.planner.actions import FORWARD
 from claw_plan.planner.graph import TensorParallelRule
-from claw_plan.planner.schedules import FORWARD, schedule_actions
+from claw_plan.planner.schedules import schedule_actions
 from claw_plan.planner.sequence_parallel import divide_sequence
 from claw_plan.planner.tensor_parallel import apply_rules
 from claw_plan.planner.tp_autograd import OverProcessGroup
