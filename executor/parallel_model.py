@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 
+from claw_plan.executor.checkpoint_layout import WholeState, whole_state
 from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_of_mean
 from claw_plan.executor.loss_scale import LossScale
 from claw_plan.executor.mesh import Mesh, make_mesh
@@ -57,8 +58,8 @@ class ParallelModel:
     """This rank's part of the plan.
 
     `parameters` are this rank's, under the names of the whole model; a tied parameter stands
-    under the first of its names. `schedule` runs forward and backward; without a pipeline it
-    calls `module`, the stage or what replicates it.
+    under the first of its names. `whole` is the model before it was divided. `schedule` runs
+    forward and backward; without a pipeline it calls `module`, the stage or what replicates it.
     """
 
     plan: Plan
@@ -68,6 +69,7 @@ class ParallelModel:
     stage: Stage
     module: nn.Module
     parameters: Mapping[str, nn.Parameter]
+    whole: WholeState
     optimizer: torch.optim.Optimizer
     schedule: Step
     tensor_parallel: TensorParallelModel | None = None
@@ -154,7 +156,7 @@ def compile_plan(
     knobs = plan.knobs()
     mesh = make_mesh(knobs, device.type)
     model = build_whole(plan, loaded, precision)
-    names = first_names(model)
+    names, whole = first_names(model), whole_state(model)
     stage = _make_stage(plan, loaded, model, mesh.index("pp"), precision)
     blocks = _own_blocks(plan, mesh.index("pp"))
     tensor_parallel = divide_weights(plan, stage.model, blocks, mesh) if knobs.tp > 1 else None
@@ -176,6 +178,7 @@ def compile_plan(
         stage=stage,
         module=stage,
         parameters=parameters,
+        whole=whole,
         optimizer=make_optimizer(plan.training, loaded, trainable),
         schedule=lambda microbatches: torch.zeros(()),
         tensor_parallel=tensor_parallel,
@@ -196,7 +199,11 @@ def compile_plan(
         if replicates:
             compiled.module = replicate(stage, mesh, knobs.bucket_bytes)
         compiled.schedule = partial(
-            run_microbatches, compiled.module, compiled.recorded, compiled.share_of_loss
+            run_microbatches,
+            compiled.module,
+            knobs.zero,
+            compiled.recorded,
+            compiled.share_of_loss,
         )
     return compiled
 

@@ -12,12 +12,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 __all__ = [
     "TorchDispatchMode",
     "fake_mode",
+    "own_box",
     "pipeline_runtime",
     "tree_leaves",
     "tree_map",
@@ -48,3 +50,9 @@ def pipeline_runtime(
     }
     runtime._prepare_schedule_with_comms(actions)
     return runtime
+
+
+def own_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(offsets, sizes) of this rank's part in the tensor that the DTensor stands for."""
+    [chunk] = tensor.__create_chunk_list__()
+    return tuple(chunk.offsets), tuple(chunk.sizes)
