@@ -61,15 +61,15 @@ LEARNT = (
 """What is learnt from: model, global batch, knobs."""
 
 TWO = (
-    (8, "dp_shard=2,microbatch_size=4,reshard_after_forward=true"),
-    (8, "dp_shard=2,microbatch_size=1,reshard_after_forward=false"),
+    (8, "dp_shard=2,microbatch_size=4,zero=3"),
+    (8, "dp_shard=2,microbatch_size=1,zero=2"),
     (8, "dp_replicate=2,microbatch_size=4"),
     (8, "dp_replicate=2,microbatch_size=2"),
     (8, "tp=2,microbatch_size=8,sequence_parallel=false"),
     (8, "tp=2,microbatch_size=4,sequence_parallel=true"),
     (8, "pp=2,microbatch_size=2,schedule=1F1B"),
     (8, "pp=2,microbatch_size=1,schedule=GPipe"),
-    (16, "dp_shard=2,microbatch_size=4,reshard_after_forward=true,recompute=full"),
+    (16, "dp_shard=2,microbatch_size=4,zero=3,recompute=full"),
     (16, "dp_replicate=2,microbatch_size=8"),
     (16, "tp=2,microbatch_size=8,sequence_parallel=false,recompute=full"),
     (16, "pp=2,microbatch_size=4,schedule=1F1B"),

@@ -1,7 +1,9 @@
 """One microbatch after the other without a pipeline; their gradients add up to the mean loss's.
 
-Which collectives a microbatch causes is said here: replicas meet after the last one only, shards
-after each, for only shards accumulate.
+Which collectives a microbatch causes is said here. Replicas meet after the last one only. Shards
+meet as the plan's `zero` says: with 3 parameters are gathered for each pass and gradients
+scattered after each backward; with 2 parameters are gathered once a step; with 1 gradients add up
+whole and are scattered once a step, too.
 """
 
 from __future__ import annotations
@@ -35,14 +37,18 @@ def replicate(module: nn.Module, mesh: Mesh, bucket_bytes: int) -> nn.Module:
 
 
 def run_microbatches(
-    module: nn.Module, recorded: Recorded, share_of_loss: ShareOfLoss, microbatches: list[Batch]
+    module: nn.Module,
+    zero: int,
+    recorded: Recorded,
+    share_of_loss: ShareOfLoss,
+    microbatches: list[Batch],
 ) -> torch.Tensor:
     """Forward and backward of each; their mean loss."""
     losses: list[torch.Tensor] = []
     for index, batch in enumerate(microbatches):
         is_last = index == len(microbatches) - 1
         if isinstance(module, FSDPModule):
-            module.set_requires_all_reduce(is_last)
+            _say_to_shards(module, zero, is_last=is_last)
         with _without_sync(module, is_last):
             with recorded("forward", f"0F{index}"):
                 loss = module(**batch)
@@ -50,6 +56,14 @@ def run_microbatches(
                 share_of_loss(loss, len(microbatches)).backward()
         losses.append(loss.detach().double())
     return torch.stack(losses).sum() / len(microbatches)
+
+
+def _say_to_shards(module: FSDPModule, zero: int, *, is_last: bool) -> None:
+    """What the coming backward does with gathered parameters and whole gradients."""
+    module.set_is_last_backward(is_last)
+    module.set_reshard_after_backward(is_last or zero == 3)
+    module.set_requires_gradient_sync(is_last or zero > 1)
+    module.set_requires_all_reduce(is_last)
 
 
 def _without_sync(module: nn.Module, is_last: bool) -> AbstractContextManager[None]:

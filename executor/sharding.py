@@ -24,7 +24,7 @@ def shard_stage(
         param_dtype=precision if lowers else None,
         reduce_dtype=torch.float32 if lowers else None,
     )
-    reshard = plan.knobs().reshard_after_forward
+    reshard = plan.knobs().zero == 3
     for name in blocks:
         fully_shard(
             stage.model.get_submodule(name),
@@ -32,4 +32,5 @@ def shard_stage(
             mp_policy=policy,
             reshard_after_forward=reshard,
         )
+    # The root is needed again at once in backward, so it is never freed between.
     fully_shard(stage, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False)

@@ -177,8 +177,10 @@ class Bounds:
         """Before the first pass, after the last, and the busiest stream of the fullest stage."""
         if candidate.dp_shard == 1:
             return 0, 0, 0
-        gathers = count if candidate.pp == 1 else 1
-        twice = 2 if candidate.reshard_after_forward and candidate.pp == 1 else 1
+        each = candidate.pp == 1
+        gathers = count if each and candidate.zero == 3 else 1
+        reduces = count if each and candidate.zero > 1 else 1
+        twice = 2 if each and candidate.zero == 3 else 1
         before = after = 0
         busiest = 0
         for stage, cut in enumerate(cuts):
@@ -187,7 +189,7 @@ class Bounds:
             root_gather, root_reduce = costs[ROOT]
             blocks = [cost for group, cost in costs.items() if group != ROOT]
             gather = gathers * (root_gather + twice * sum(up for up, _ in blocks))
-            reduce = gathers * (root_reduce + sum(down for _, down in blocks))
+            reduce = reduces * (root_reduce + sum(down for _, down in blocks))
             busiest = max(busiest, gather, reduce)
             if stage == 0:
                 before, after = root_gather, root_reduce

@@ -13,14 +13,16 @@ from claw_plan.planner.errors import PlanError
 from claw_plan.profiles.errors import near_matches
 
 MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+ZERO = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Candidate:
     """The knobs. Degrees multiply to the number of devices the plan uses.
 
-    `zero` says what `dp_shard` shards: 1 the optimizer, 2 + gradients, 3 + parameters.
-    `reshard_after_forward` frees gathered parameters between forward and backward.
+    `zero` says what `dp_shard` shards: 3 parameters, freed after every pass; 2 gradients, reduced
+    after every microbatch, while parameters stay gathered for the whole step; 1 the optimizer
+    alone, so that gradients are reduced once a step, as under a pipeline they always are.
     `recompute` is 'none', or 'full': every block keeps its input only; 'attention', 'half' and
     'moe' run a part of a block again (`profiles.training_row.PublishedPlan`).
     `ep` ranks, taken from cp, dp and tp, share experts, each expert divided over `etp` of them.
@@ -36,7 +38,6 @@ class Candidate:
     ep: int = 1
     etp: int = 1
     zero: int = 3
-    reshard_after_forward: bool = True
     sequence_parallel: bool = False
     schedule: str = "1F1B"
     stages_per_rank: int = 1
@@ -52,6 +53,8 @@ class Candidate:
         for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "microbatch_size"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} is at least 1, but got {name}={getattr(self, name)}")
+        if self.zero not in ZERO:
+            raise PlanError(f"zero is 1, 2 or 3, but got zero={self.zero}")
         if sorted(self.mesh_order) != sorted(MESH_ORDER):
             raise PlanError(f"mesh_order names {MESH_ORDER} once each, but got {self.mesh_order=}")
 
@@ -90,7 +93,7 @@ class Candidate:
         if self.pp > 1:
             parts.append(self.schedule)
         if self.dp_shard > 1:
-            parts.append("reshard" if self.reshard_after_forward else "no reshard")
+            parts.append(f"zero {self.zero}")
         if self.sequence_parallel:
             parts.append("sequence parallel")
         if self.recompute != "none":

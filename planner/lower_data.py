@@ -252,7 +252,7 @@ class Sharded(DataParallel):
     @override
     def after_forward(self, unit: int) -> None:
         self._marks.append(self._streams.last_task)
-        if self._candidate.reshard_after_forward:
+        if self._candidate.zero == 3:
             self._gathered.discard(unit)
 
     @override
@@ -260,26 +260,29 @@ class Sharded(DataParallel):
         self._marks.append(self._streams.last_task)
         if self._reduces(is_last):
             self._reduce(unit, is_last)
-        # Under a pipeline parameters stay whole between backwards, until the last.
-        if self._candidate.pp == 1 or is_last:
+        if self._frees(is_last):
             self._gathered.discard(unit)
 
     @override
     def end_backward(self, is_last: bool) -> None:
         if self._reduces(is_last):
             self._reduce(ROOT, is_last)
-        if self._candidate.pp == 1 or is_last:
+        if self._frees(is_last):
             self._gathered.discard(ROOT)
         super().end_backward(is_last)
 
     def _accumulated_elements(self) -> int:
-        # Without a pipeline each microbatch's gradients are scattered, and only shards add up.
-        if self._candidate.pp > 1:
+        if not self._reduces(is_last=False):
             return super()._accumulated_elements()
         return sum(group.trainable_shard for group in self._groups.values())
 
+    def _frees(self, is_last: bool) -> bool:
+        """Whether parameters are cut again after a backward; a pipeline keeps them to the last."""
+        return is_last or (self._candidate.pp == 1 and self._candidate.zero == 3)
+
     def _reduces(self, is_last: bool) -> bool:
-        return self._candidate.pp == 1 or is_last
+        """Whether gradients are scattered after a backward; else whole ones add up."""
+        return is_last or (self._candidate.pp == 1 and self._candidate.zero > 1)
 
     def _reduce(self, group: int, is_last: bool) -> None:
         size = self._groups.get(group, GroupSize())

@@ -195,17 +195,18 @@ def _sharded_forward(
 ) -> Iterator[Parts]:
     """Each unit gathered while it runs, the next one's buffer beside it."""
     compute, groups = sizes.compute, chunk.groups
-    kept = compute * chunk.root.whole
+    keeps = sizes.gathered_after_forward
+    # What is kept for the whole step is there from the second microbatch's start.
+    stays = keeps and sizes.microbatches > 1
+    kept = compute * (chunk.whole if stays else chunk.root.whole)
     for index, peak in enumerate(_forward(sizes, chunk)):
         group = groups[index]
         following = groups[index + 1].whole if index + 1 < len(groups) else 0
+        coming = 0 if stays else group.whole + following
         yield _moment(
-            static,
-            gradients=gradients,
-            gathered=kept + compute * (group.whole + following),
-            activations=peak,
+            static, gradients=gradients, gathered=kept + compute * coming, activations=peak
         )
-        kept += compute * group.whole if sizes.gathered_after_forward else 0
+        kept += compute * group.whole if keeps and not stays else 0
 
 
 def _sharded_backward(

@@ -81,11 +81,12 @@ class PlanTie(_Part):
 class PlanTensorParallel(_Part):
     """How tensor parallelism treats modules; '[*]' stands for every block.
 
+    'embedding' and 'head' are tables outside the blocks, `heads` the size of their vocabulary.
     `weight_dims` maps the module's own parameters to the dimension that is divided.
     """
 
     modules: str
-    style: Literal["region", "colwise", "rowwise"]
+    style: Literal["region", "colwise", "rowwise", "embedding", "head"]
     heads: int = 1
     parts: int = 1
     weight_dims: dict[str, int] = Field(default_factory=dict)
@@ -96,7 +97,6 @@ class PlanSharding(_Part):
 
     modules: str
     zero: int
-    reshard_after_forward: bool
 
 
 class PlanCommunication(_Part):

@@ -123,8 +123,6 @@ def _derived(plan: Plan, candidate: Candidate) -> Iterator[str]:
     for index, shard in enumerate(plan.sharding):
         if shard.zero != candidate.zero:
             yield f"sharding[{index}].zero is {shard.zero}, candidate.zero {candidate.zero}"
-        if shard.modules != "*" and shard.reshard_after_forward != candidate.reshard_after_forward:
-            yield f"sharding[{index}].reshard_after_forward differs from the candidate's"
     for index, used in enumerate(plan.communication):
         if getattr(candidate, used.axis, 1) == 1 or used.axis not in MESH_ORDER:
             yield f"communication[{index}].axis is {used.axis!r}, which the candidate does not use"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.graph import ModelGraph
+from claw_plan.planner.graph import ModelGraph, TensorParallelRule
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.placement import device_names
 from claw_plan.planner.plan import (
@@ -157,31 +157,30 @@ def _block_patterns(graph: ModelGraph, structures: Sequence[int]) -> list[str]:
 
 
 def _tensor_parallel(graph: ModelGraph) -> list[PlanTensorParallel]:
-    return [
-        PlanTensorParallel(
-            modules=f"{pattern}.{rule.module}" if rule.module else pattern,
-            style=rule.style,  # type: ignore[arg-type]  # checked by pydantic
-            heads=rule.heads,
-            parts=rule.parts,
-            weight_dims=dict(rule.weight_dims),
-        )
+    inside = [
+        _rule(rule, f"{pattern}.{rule.module}" if rule.module else pattern)
         for rule in graph.tensor_parallel
         for pattern in _block_patterns(graph, rule.structures)
     ]
+    return inside + [_rule(rule, rule.module) for rule in graph.vocabulary_parallel]
+
+
+def _rule(rule: TensorParallelRule, modules: str) -> PlanTensorParallel:
+    return PlanTensorParallel(
+        modules=modules,
+        style=rule.style,  # type: ignore[arg-type]  # checked by pydantic
+        heads=rule.heads,
+        parts=rule.parts,
+        weight_dims=dict(rule.weight_dims),
+    )
 
 
 def _sharding(graph: ModelGraph, candidate: Candidate) -> list[PlanSharding]:
     blocks = [
-        PlanSharding(
-            modules=pattern,
-            zero=candidate.zero,
-            reshard_after_forward=candidate.reshard_after_forward,
-        )
+        PlanSharding(modules=pattern, zero=candidate.zero)
         for pattern in _block_patterns(graph, ())
     ]
-    # The root is needed again at once in backward, so it is never freed between.
-    root = PlanSharding(modules="*", zero=candidate.zero, reshard_after_forward=False)
-    return [*blocks, root]
+    return [*blocks, PlanSharding(modules="*", zero=candidate.zero)]
 
 
 def _communication(candidate: Candidate) -> list[PlanCommunication]:

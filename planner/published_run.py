@@ -40,7 +40,7 @@ rule does not: half of the collectives hide behind the products they feed."""
 CostOf = Callable[[Cluster], CostModel]
 """The cost model of a cluster."""
 
-ZERO = {"none": 3, "zero1": 1, "zero2": 2, "zero3": 3}
+ZERO = {"none": 2, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +117,8 @@ def _candidate(plan: PublishedPlan) -> Candidate:
         tp=plan.tp,
         ep=plan.ep,
         etp=plan.etp,
-        zero=ZERO[plan.sharding],
         # Under a pipeline the next microbatch takes the gathered parameters at once.
-        reshard_after_forward=plan.reshard and plan.sharding == "zero3" and plan.pp == 1,
+        zero=min(ZERO[plan.sharding], 3 if plan.reshard and plan.pp == 1 else 2),
         sequence_parallel=plan.sequence_parallel and plan.tp > 1,
         schedule=INTERLEAVED if plan.vpp > 1 else "1F1B",
         stages_per_rank=plan.vpp,

@@ -3,7 +3,7 @@
 A `Group` fixes devices, pp, tp, dp, microbatch, recompute and sequence parallelism; its members
 differ in how data parallelism is done and in the schedule. The search bounds whole groups and
 opens only those that may hold the best. Knobs that cannot act are at one value (no schedule to
-choose without a pipeline, no resharding without shards), so every candidate counted is distinct.
+choose without a pipeline, nothing for `zero` to shard), so every candidate counted is distinct.
 """
 
 from __future__ import annotations
@@ -154,19 +154,27 @@ class Space:
             if not self._pinned("dp_replicate", base.dp // shard):
                 continue
             for schedule in (s for s in schedules if self._pinned("schedule", s)):
-                for reshard in (True, False) if shard > 1 else (True,):
-                    if shard > 1 and not self._pinned("reshard_after_forward", reshard):
-                        continue
+                for zero in self._zero_choices(base.pp, shard, group.microbatches):
                     candidate = replace(
                         base,
                         dp_shard=shard,
                         dp_replicate=base.dp // shard,
                         schedule=schedule,
-                        reshard_after_forward=reshard,
+                        zero=zero,
                     )
                     if not refusal(candidate):
                         found.append(candidate)
         return found
+
+    def _zero_choices(self, pp: int, shard: int, microbatches: int) -> list[int]:
+        """What dp_shard may shard: zero=1 differs from 2 only where microbatches add up."""
+        if shard == 1:
+            return [Candidate().zero]
+        if pp > 1:
+            choices = [3, 1]
+        else:
+            choices = [3, 2, 1] if microbatches > 1 else [3, 2]
+        return [zero for zero in choices if self._pinned("zero", zero)]
 
     def _pinned(self, knob: str, value: Any) -> bool:
         return knob not in self._fix or self._fix[knob] == value

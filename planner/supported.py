@@ -49,7 +49,6 @@ COMPOSITIONS: tuple[Composition, ...] = (
 _ONLY = {
     "cp": (1, "context parallelism is not executed yet"),
     "ep": (1, "expert parallelism is not executed yet"),
-    "zero": (3, "dp_shard shards parameters, gradients and optimizer together (ZeRO-3)"),
     "stages_per_rank": (1, "interleaved schedules are not executed yet"),
     "collective": ("auto", "the collective library chooses its own algorithm"),
     "codec": ("none", "no codec is executed yet"),
@@ -76,6 +75,8 @@ def knob_refusal(candidate: Candidate) -> str:
         return f"schedule={candidate.schedule}: use one of {', '.join(SCHEDULES)}"
     if candidate.recompute not in RECOMPUTE:
         return f"recompute={candidate.recompute}: use one of {', '.join(RECOMPUTE)}"
+    if candidate.zero == 2 and candidate.pp > 1:
+        return "zero=2: under a pipeline gradients are reduced once a step; use zero=1"
     return ""
 
 

@@ -30,7 +30,7 @@ def test_the_report_fits_the_width_and_says_everything(result: Any, width: int) 
     for said in (
         "GPT, 124.5 M parameters, 1024 tokens a sample, global batch 64, bfloat16",
         "on one-node: 1 x dgx-a100-80gb, 8 x A100-SXM4-80GB",
-        "pp=2, dp_shard=4, 1F1B, reshard, microbatch 4",
+        "pp=2, dp_shard=4, 1F1B, zero 3, microbatch 4",
         "40.0 ms a step, 1,600 samples/s, 1.64 M tokens/s, MFU 50 %",
         "8 devices, at most 76.0 GiB of 80.0 GiB usable on each",
         "42.0 ms +5.0 % 1.56 M tok 30.0 GiB",

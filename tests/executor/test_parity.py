@@ -19,7 +19,7 @@ from claw_plan.planner.supported import COMPOSITIONS
 pytestmark = pytest.mark.slow
 
 FULL, GPIPE = {"recompute": "full"}, {"schedule": "GPipe"}
-SP, KEEP = {"sequence_parallel": True}, {"reshard_after_forward": False}
+SP, KEEP = {"sequence_parallel": True}, {"zero": 1}
 MIXED, PAIRS = {"precision": "bfloat16"}, {"microbatch_size": 2}
 UNEVEN = {"cuts": [1]}
 

@@ -26,13 +26,13 @@ def test_degrees_are_at_least_one():
 
 
 def test_fix_is_read_by_the_kind_of_each_knob():
-    text = "tp=2, pp=4,schedule=GPipe,sequence_parallel=yes,reshard_after_forward=false"
+    text = "tp=2, pp=4,schedule=GPipe,sequence_parallel=yes,zero=2"
     assert parse_fix(text) == {
         "tp": 2,
         "pp": 4,
         "schedule": "GPipe",
         "sequence_parallel": True,
-        "reshard_after_forward": False,
+        "zero": 2,
     }
     assert parse_fix("") == {}
 
@@ -58,8 +58,8 @@ def test_what_fix_refuses(text, said):
 
 def test_short_names_what_is_not_neutral():
     assert Candidate().short() == "one device, microbatch 1"
-    split = Candidate(pp=2, dp_shard=4, reshard_after_forward=False, recompute="full")
-    assert split.short() == "pp=2, dp_shard=4, 1F1B, no reshard, recompute full, microbatch 1"
+    split = Candidate(pp=2, dp_shard=4, zero=1, recompute="full")
+    assert split.short() == "pp=2, dp_shard=4, 1F1B, zero 1, recompute full, microbatch 1"
 
 
 def test_contexts_share_the_shards_and_experts_are_at_least_one():

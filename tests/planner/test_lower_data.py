@@ -19,17 +19,26 @@ def lowered(problem, candidate):
 
 def test_sharded_forward_gathers_every_group_and_backward_again(toys):
     problem = toys.problem(toys.graph(layers=4), global_batch=2)
-    for reshard, gathers in ((True, 1 + 4 + 4), (False, 1 + 4)):
-        candidate = Candidate(dp_shard=2, reshard_after_forward=reshard)
+    for zero, gathers in ((3, 1 + 4 + 4), (2, 1 + 4)):
+        candidate = Candidate(dp_shard=2, zero=zero)
         graph, _ = lowered(problem, candidate)
         names = Counter(name.split()[0] for name in graph.name)
         assert names["gather"] == gathers  # the root once, blocks in forward (and backward)
         assert names["reduce"] == 5  # one a group
 
 
+def test_what_a_step_of_four_microbatches_gathers_and_reduces(toys):
+    """Root and four blocks; with zero=3 each pass, with 2 and 1 once a step."""
+    problem = toys.problem(toys.graph(layers=4), global_batch=8)
+    for zero, gathers, reductions in ((3, 4 * (1 + 4 + 4), 4 * 5), (2, 5, 4 * 5), (1, 5, 5)):
+        graph, _ = lowered(problem, Candidate(dp_shard=2, zero=zero))
+        names = Counter(name.split()[0] for name in graph.name)
+        assert (names["gather"], names["reduce"]) == (gathers, reductions)
+
+
 def test_sharded_pipeline_gathers_once_and_reduces_once(toys):
     problem = toys.problem(toys.graph(layers=4), global_batch=8)
-    candidate = Candidate(pp=2, dp_shard=2, reshard_after_forward=False)
+    candidate = Candidate(pp=2, dp_shard=2, zero=1)
     graph, _ = lowered(problem, candidate)
     names = Counter(name.split()[0] for name in graph.name)
     assert names["gather"] == 2 + 4  # a root on both ends, four blocks
@@ -99,6 +108,7 @@ def test_gradients_of_later_microbatches_are_added_up(toys, monkeypatch):
         (Candidate(microbatch_size=4), 0, elements),
         (Candidate(dp_replicate=2), 1, elements),
         (Candidate(dp_shard=2), 1, elements // 2),
+        (Candidate(dp_shard=2, zero=1), 1, elements),
     ):
         asked.clear()
         graph, _ = lowered(problem, candidate)

@@ -32,7 +32,7 @@ def values():
             {"rank_group": 1, "modules": ["h.2", "head"]},
         ],
         "tied": [{"parameters": ["wte.weight", "head.weight"], "stages": [0, 1]}],
-        "sharding": [{"modules": "h[*]", "zero": 3, "reshard_after_forward": True}],
+        "sharding": [{"modules": "h[*]", "zero": 3}],
         "communication": [{"axis": "pp", "op": "send"}],
     }  # fmt: skip
 
@@ -81,7 +81,6 @@ def test_a_plan_whose_parts_agree_passes():
         (["stages", 1, "rank_group"], 5, r"stages\[1\].rank_group is 1, but got 5"),
         (["tied", 0, "stages"], [0, 9], r"tied\[0\].stages are 0 to 1"),
         (["sharding", 0, "zero"], 2, r"sharding\[0\].zero is 2"),
-        (["sharding", 0, "reshard_after_forward"], False, "reshard_after_forward differs"),
         (["communication", 0, "axis"], "tp", "which the candidate does not use"),
         (["communication", 0, "codec"], "int8", "differs from candidate.collective"),
     ],

@@ -27,16 +27,18 @@ def by_loops(layers, heads, counts, batch):
             if batch % (replicate * shard * size):
                 continue
             many = batch // (replicate * shard * size) > 1
-            for schedule, reshard, sequence, recompute in product(
-                ("1F1B", "GPipe"), flags, flags, ("none", "full")
+            for schedule, zero, sequence, recompute in product(
+                ("1F1B", "GPipe"), (1, 2, 3), flags, ("none", "full")
             ):
                 if schedule == "GPipe" and not (pp > 1 and many):
                     continue
-                if (not reshard and shard == 1) or (sequence and tp == 1):
+                if (zero < 3 and shard == 1) or (sequence and tp == 1):
+                    continue
+                if zero == 1 and pp == 1 and not many:
                     continue
                 candidate = Candidate(
                     pp=pp, tp=tp, dp_replicate=replicate, dp_shard=shard, microbatch_size=size,
-                    schedule=schedule, reshard_after_forward=reshard,
+                    schedule=schedule, zero=zero,
                     sequence_parallel=sequence, recompute=recompute,
                 )  # fmt: skip
                 if not refusal(candidate):

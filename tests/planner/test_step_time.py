@@ -54,7 +54,7 @@ def even_cuts(stages: int) -> tuple[tuple[int, int], ...]:
         (Candidate(pp=2, tp=2), MEGATRON),
         (Candidate(pp=2, dp_shard=2, zero=1), MEGATRON),
         (Candidate(dp_shard=4), FSDP),
-        (Candidate(dp_shard=4, reshard_after_forward=False), FSDP),
+        (Candidate(dp_shard=4, zero=2), FSDP),
     ],
 )
 def test_an_extrapolated_step_is_the_simulated_one(toys, candidate, trainer, microbatches):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
     [
         ({"cp": 2}, "context parallelism is not executed yet; use cp=1"),
         ({"ep": 2}, "expert parallelism is not executed yet; use ep=1"),
-        ({"zero": 1}, "use zero=3"),
+        ({"zero": 2, "pp": 2, "dp_shard": 2}, "reduced once a step; use zero=1"),
         ({"codec": "int8"}, "use codec=none"),
         ({"schedule": "ZBVZeroBubble"}, "use one of 1F1B, GPipe"),
         ({"recompute": "selective"}, "use one of none, full"),

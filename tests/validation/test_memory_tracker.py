@@ -68,7 +68,7 @@ def tracked_bytes(candidate, stage=0, ddp=False):
     command += ["--microbatches", str(microbatches(candidate))]
     command += ["--recompute"] if candidate.recompute == "full" else []
     command += ["--sequence"] if candidate.sequence_parallel else []
-    command += [] if candidate.reshard_after_forward else ["--keep-gathered"]
+    command += [] if candidate.zero == 3 else ["--keep-gathered"]
     command += ["--ddp"] if ddp else []
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     return json.loads(done.stdout.splitlines()[-1])["peak_bytes"]
@@ -76,12 +76,12 @@ def tracked_bytes(candidate, stage=0, ddp=False):
 
 PLANS = {
     "fsdp": Candidate(dp_shard=64),
-    "fsdp kept": Candidate(dp_shard=64, reshard_after_forward=False),
+    "fsdp kept": Candidate(dp_shard=64, zero=2),
     "tp": Candidate(dp_replicate=8, tp=8),
     "tp sp": Candidate(dp_replicate=8, tp=8, sequence_parallel=True),
     "fsdp tp": Candidate(dp_shard=8, tp=8),
     "fsdp tp sp": Candidate(dp_shard=8, tp=8, sequence_parallel=True),
-    "pp": Candidate(pp=2, dp_shard=8, reshard_after_forward=False),
+    "pp": Candidate(pp=2, dp_shard=8, zero=1),
     "ddp": Candidate(dp_replicate=8),
 }
 
