@@ -1,4 +1,4 @@
-"""The plan's tensor-parallel rules applied to the blocks of this rank's stage."""
+"""The plan's tensor-parallel rules applied to this rank's stage: its blocks, and their ends."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ import torch.nn as nn
 from claw_plan.executor.mesh import Mesh
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.graph import TensorParallelRule
-from claw_plan.planner.plan import Plan
+from claw_plan.planner.plan import Plan, PlanTensorParallel
 from claw_plan.planner.sequence_parallel import gather_after, scatter_before
 from claw_plan.planner.tensor_parallel import TensorParallelModel, apply_rules
 from claw_plan.planner.tp_autograd import OverProcessGroup
+from claw_plan.planner.vocabulary_parallel import STYLES, divide_vocabulary
 
 
 def divide_weights(
     plan: Plan, model: nn.Module, blocks: Sequence[str], mesh: Mesh
 ) -> TensorParallelModel:
-    """Divides the weights of these blocks over the tp axis, in place.
+    """Divides the weights of these blocks, and of tables and heads, over the tp axis, in place.
 
     Under sequence parallelism the ends of the whole chain of blocks scatter and gather the
     sequence, on the stages that hold them.
     """
     rules = rules_of(plan, model, blocks)
-    if not rules:
+    if blocks and not rules:
         raise PlanError(
             "the plan has tp > 1 and no tensor_parallel rule that fits its blocks; plan again"
         )
     ranks = OverProcessGroup(mesh.group("tp"))
     sequence = plan.knobs().sequence_parallel
     divided = apply_rules(model, rules, ranks, sequence_parallel=sequence)
+    divide_vocabulary(model, _vocabulary_rules(plan), divided)
     first, last = plan.blocks[0], plan.blocks[-1]
     if sequence and first in blocks:
         scatter_before(model.get_submodule(first), rules[first], ranks)
@@ -49,18 +51,25 @@ def rules_of(
         pattern = _pattern(block)
         for rule in plan.tensor_parallel:
             prefix, _, inner = (rule.modules + ".").partition(pattern + ".")
-            if prefix or inner.rstrip(".") not in names:
+            if rule.style in STYLES or prefix or inner.rstrip(".") not in names:
                 continue
-            rules.setdefault(block, []).append(
-                TensorParallelRule(
-                    module=inner.rstrip("."),
-                    style=rule.style,
-                    heads=rule.heads,
-                    parts=rule.parts,
-                    weight_dims=rule.weight_dims,
-                )
-            )
+            rules.setdefault(block, []).append(_rule(rule, inner.rstrip(".")))
     return rules
+
+
+def _vocabulary_rules(plan: Plan) -> list[TensorParallelRule]:
+    """The rules of tables and heads, with modules named from the model."""
+    return [_rule(rule, rule.modules) for rule in plan.tensor_parallel if rule.style in STYLES]
+
+
+def _rule(rule: PlanTensorParallel, module: str) -> TensorParallelRule:
+    return TensorParallelRule(
+        module=module,
+        style=rule.style,
+        heads=rule.heads,
+        parts=rule.parts,
+        weight_dims=rule.weight_dims,
+    )
 
 
 def _pattern(block: str) -> str:

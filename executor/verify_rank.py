@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from claw_plan.executor.batches import ExampleSource, own_slice
+from claw_plan.executor.checkpoint_layout import box_of, divided_as
 from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.job import Job, Progress
 from claw_plan.executor.opened_plan import open_plan
@@ -140,14 +141,21 @@ def whole_parameters(compiled: ParallelModel) -> Iterator[tuple[str, torch.Tenso
         value = parameter.detach()
         if isinstance(value, DTensor):
             value = value.full_tensor()
-        divided = compiled.tensor_parallel
-        if divided is not None and name in divided.sharded:
-            value = divided.full_parameter(name, gather_over(value, compiled.mesh.group("tp")))
+        divided, known = compiled.tensor_parallel, divided_as(compiled, name)
+        if divided is not None and known is not None:
+            value = divided.full_parameter(known, gather_over(value, compiled.mesh.group("tp")))
         yield name, value
 
 
 def gather_over(value: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """The value of every rank of the group, in rank order."""
-    parts = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, value.contiguous(), group=group)
-    return parts
+    """The value of every rank of the group, in rank order; they may differ in size."""
+    shapes: list[torch.Size] = [value.shape] * dist.get_world_size(group)
+    dist.all_gather_object(shapes, value.shape, group=group)
+    largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    padded = value.new_zeros(largest)
+    box_of(padded, (0,) * value.ndim, value.shape).copy_(value)
+    parts = [torch.empty_like(padded) for _ in shapes]
+    dist.all_gather(parts, padded, group=group)
+    return [
+        box_of(part, (0,) * value.ndim, shape) for part, shape in zip(parts, shapes, strict=True)
+    ]

@@ -143,7 +143,9 @@ class TensorParallelRule:
     `module` is relative to the block (''  is the block itself). `style` is 'region' (activations
     enter whole), 'colwise' or 'rowwise'. `heads` is what must divide by the degree; `parts` how
     many equal pieces a fused column weight holds (q, k, v: 3). `weight_dims` maps the module's
-    own parameters to the dimension that is divided. `blocks` are the structures it applies to.
+    own parameters to the dimension that is divided. `structures` are those it applies to. Rules
+    outside the blocks name modules from the model and are of style 'embedding' or 'head', `heads`
+    being the size of the vocabulary; see `planner.vocabulary_parallel`.
     """
 
     module: str
@@ -174,6 +176,7 @@ class ModelGraph:
     units: tuple[Unit, ...]
     costs: Mapping[str, tuple[UnitCost, ...]]
     tensor_parallel: tuple[TensorParallelRule, ...] = ()
+    vocabulary_parallel: tuple[TensorParallelRule, ...] = ()
     no_tensor_parallel: str = ""
     no_sequence_parallel: str = ""
     tp_divides: int = 1

@@ -70,12 +70,17 @@ class Division:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Which dimension is divided, into how many pieces first, and whose output it was."""
+    """Which dimension is divided, into how many pieces first, and whose output it was.
+
+    `extent` is the whole size of the divided dimension where the ranks' chunks may be uneven (a
+    vocabulary, in one piece); None where the degree divides it.
+    """
 
     division: Division
     dim: int
     parts: int = 1
     columns: frozenset[str] = frozenset()
+    extent: int | None = None
 
 
 class HeadShard(torch.Tensor):
@@ -88,7 +93,7 @@ class HeadShard(torch.Tensor):
     def __new__(cls, local: torch.Tensor, layout: Layout) -> HeadShard:
         """Wraps a local part."""
         shape = list(local.shape)
-        shape[layout.dim] *= layout.division.degree
+        shape[layout.dim] = _whole_size(local, layout)
         whole: HeadShard = without_storage(cls, shape, local)
         whole._local, whole._divided = local, layout
         if layout.division.noted is not None:
@@ -161,23 +166,50 @@ class HeadShard(torch.Tensor):
         return int(self.shape[self._divided.dim]) // self._divided.parts
 
 
+def _whole_size(local: torch.Tensor, layout: Layout) -> int:
+    size, division = local.shape[layout.dim], layout.division
+    if layout.extent is None:
+        return size * division.degree
+    start, stop = chunk_of(layout.extent, division.degree, division.ranks.rank)
+    if layout.parts != 1 or size != stop - start:
+        raise TensorParallelError(
+            f"an operation in {division.where} changes the size of the divided vocabulary"
+        )
+    return layout.extent
+
+
 def function_name(func: Callable[..., Any]) -> str:
     """'view' for methods and functions, 'shape' for the getter of a property."""
     name: str = getattr(func, "__name__", repr(func))
     return func.__self__.__name__ if name == "__get__" else name  # type: ignore[attr-defined]
 
 
+def chunk_of(size: int, degree: int, rank: int) -> tuple[int, int]:
+    """Where a rank's chunk starts and stops: the first chunks are longer by one if uneven."""
+    even, longer = divmod(size, degree)
+    start = rank * even + min(rank, longer)
+    return start, start + even + (rank < longer)
+
+
 def slice_piecewise(
     whole: torch.Tensor, dim: int, *, parts: int, degree: int, rank: int
 ) -> torch.Tensor:
-    """A rank's chunk of every piece of `dim`; a view where that is possible."""
-    pieces = torch.unflatten(whole, dim, (parts, degree, -1))
+    """A rank's chunk of every piece of `dim`; a view where that is possible.
+
+    One piece may be cut unevenly.
+    """
     dim = dim % whole.ndim
+    if parts == 1:
+        start, stop = chunk_of(whole.shape[dim], degree, rank)
+        return whole.narrow(dim, start, stop - start)
+    pieces = torch.unflatten(whole, dim, (parts, degree, -1))
     return pieces.select(dim + 1, rank).flatten(dim, dim + 1)
 
 
 def join_piecewise(shards: Sequence[torch.Tensor], dim: int, *, parts: int) -> torch.Tensor:
     """The whole again from the shards of all ranks, in rank order."""
+    if parts == 1:
+        return torch.cat(list(shards), dim)
     dim = dim % shards[0].ndim
     pieces = torch.stack([torch.unflatten(shard, dim, (parts, -1)) for shard in shards], dim + 1)
     return pieces.flatten(dim, dim + 2)

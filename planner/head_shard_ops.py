@@ -25,6 +25,7 @@ from claw_plan.planner.head_shard import (
     meet,
     whole_operand,
 )
+from claw_plan.planner.vocabulary_parallel_loss import log_softmax
 
 Function = Callable[..., Any]
 _Extreme = namedtuple("_Extreme", "values indices")
@@ -53,9 +54,10 @@ def _pointwise(func: Function, arguments: Arguments) -> HeadShard:
         raise arguments.refused("writes a divided tensor into a whole one")
     offset, layout, extent = common_layout(arguments)
     local = arguments.call(func, lambda t: whole_operand(t, offset, layout, extent, arguments))
-    if local.shape[-offset] * layout.division.degree != extent:
+    result = HeadShard(local, replace(layout, dim=local.ndim - offset))
+    if result.shape[-offset] != extent:
         raise arguments.refused("changes the size of the divided dimension")
-    return HeadShard(local, replace(layout, dim=local.ndim - offset))
+    return result
 
 
 @handles("to type type_as")
@@ -93,6 +95,9 @@ def _along(func: Function, arguments: Arguments) -> HeadShard:
         gated = first * second.sigmoid()
         assert isinstance(gated, HeadShard)
         return gated
+    is_vocabulary = shard.divided.extent is not None and isinstance(dim, int)
+    if is_vocabulary and arguments.name == "log_softmax" and dim % shard.ndim == shard.divided.dim:
+        return log_softmax(shard, arguments.kwargs.get("dtype"))
     _dims(dim, shard, arguments)
     return HeadShard(arguments.call(func), shard.divided)
 

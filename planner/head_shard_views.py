@@ -45,7 +45,10 @@ def reshaped(shard: HeadShard, sizes: Sequence[int], arguments: Arguments) -> He
         before, dim = before * sizes[dim], dim + 1
     parts, rest = divmod(lead, before)
     degree = layout.division.degree
-    if rest or sizes[dim] % (parts * degree):
+    if layout.extent is not None and not rest and sizes[dim] == layout.extent:
+        sizes[dim] = shard.local.shape[layout.dim]
+        return HeadShard(shard.local.reshape(sizes), replace(layout, dim=dim))
+    if rest or layout.extent is not None or sizes[dim] % (parts * degree):
         raise arguments.refused(
             f"asks for the shape {sizes}, in which no dimension can be divided by {degree} at "
             "the place where the tensor is divided"

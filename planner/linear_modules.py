@@ -75,6 +75,28 @@ def shared_parameters(model: nn.Module) -> frozenset[int]:
     return frozenset(several)
 
 
+def nearest_makers(
+    tensors: Sequence[torch.Tensor], makers: Sequence[tuple[Any, str]]
+) -> frozenset[str]:
+    """Back along autograd's graph, to the nearest outputs of watched modules.
+
+    `makers` are the nodes of these outputs with the names of their modules.
+    """
+    named = dict(makers)
+    found, seen = set(), set()
+    waiting = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in named:
+            found.add(named[node])
+        else:
+            waiting.extend(following for following, _ in node.next_functions if following)
+    return frozenset(found)
+
+
 def _has_one_matrix(module: nn.Module) -> bool:
     dims = sorted(parameter.ndim for parameter in module.parameters(recurse=False))
     return dims in ([2], [1, 2]) and not any(True for _ in module.children())
@@ -126,7 +148,9 @@ class _Watch(TorchFunctionMode):
             tensors = [a for a in args if isinstance(a, torch.Tensor)]
             if len(tensors) != 1:
                 self._others[name] = "a call with several tensors"
-            self.fed_by[name] = self.fed_by.get(name, frozenset()) | self._last_makers(tensors)
+            self.fed_by[name] = self.fed_by.get(name, frozenset()) | nearest_makers(
+                tensors, self._makers
+            )
             self._inside.append(name)
 
         return hook
@@ -138,22 +162,6 @@ class _Watch(TorchFunctionMode):
                 self._makers.append((output.grad_fn, name))
 
         return hook
-
-    def _last_makers(self, tensors: Sequence[torch.Tensor]) -> frozenset[str]:
-        """Back along autograd's graph, to the nearest outputs of the watched modules."""
-        makers = dict(self._makers)
-        found, seen = set(), set()
-        waiting = [t.grad_fn for t in tensors if t.grad_fn is not None]
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in makers:
-                found.add(makers[node])
-            else:
-                waiting.extend(following for following, _ in node.next_functions if following)
-        return frozenset(found)
 
     def call(self, name: str, shared: frozenset[int]) -> LinearCall:
         module = self._modules[name]

@@ -49,15 +49,18 @@ class GroupSize:
 
 
 def local_numel(parameter: Parameter, tp: int) -> int:
-    """Elements one tensor-parallel rank holds."""
-    return parameter.numel if parameter.tp_dim is None else parameter.numel // tp
+    """Elements the first tensor-parallel rank holds, which has the most where that is uneven."""
+    if parameter.tp_dim is None:
+        return parameter.numel
+    size = parameter.shape[parameter.tp_dim]
+    return parameter.numel // size * -(-size // tp)
 
 
 def _shard_numel(parameter: Parameter, tp: int, dp_shard: int) -> int:
     """Elements of the largest shard: fully_shard cuts dimension 0 and pads the last shard."""
     if not parameter.shape:
         return 1
-    rows = parameter.shape[0] // (tp if parameter.tp_dim == 0 else 1)
+    rows = -(-parameter.shape[0] // (tp if parameter.tp_dim == 0 else 1))
     return local_numel(parameter, tp) // max(1, rows) * -(-rows // dp_shard)
 
 

@@ -33,6 +33,9 @@ class Communicator(Protocol):
     def all_reduce(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
         """The sum over the ranks; may overwrite `tensor`."""
 
+    def all_reduce_max(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
+        """The largest over the ranks, element by element; may overwrite `tensor`."""
+
     def all_gather(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
         """The sequences of all ranks, joined in rank order."""
 
@@ -54,6 +57,10 @@ class StandIn:
         """The tensor as it is: the sum is made in place."""
         self._report("all_reduce", tensor.nbytes, where)
         return tensor
+
+    def all_reduce_max(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
+        """The tensor as it is; the wire carries what a sum's does."""
+        return self.all_reduce(tensor, where)
 
     def all_gather(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
         """An empty tensor with `degree` times the sequence."""
@@ -90,6 +97,12 @@ class OverProcessGroup:
         """Sums in place."""
         tensor = tensor.contiguous()
         dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def all_reduce_max(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
+        """The largest, in place."""
+        tensor = tensor.contiguous()
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, where: str) -> torch.Tensor:

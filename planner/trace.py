@@ -16,7 +16,7 @@ import torch.nn as nn
 
 from claw_plan.planner.chain import FOLDS
 from claw_plan.planner.errors import TraceError
-from claw_plan.planner.fake_build import build_fake
+from claw_plan.planner.fake_build import REAL_LIMIT_BYTES, build_fake
 from claw_plan.planner.fit import Fit, ProgramChanges
 from claw_plan.planner.graph import PLAIN, ModelGraph, Parameter, Unit, UnitCost
 from claw_plan.planner.model_source import LoadedModel
@@ -29,9 +29,6 @@ from claw_plan.profiles.errors import InputError
 BATCH_SIZES = (2, 3, 5)
 """Two fit the line and the third must lie on it; 1 is left out, since broadcasting treats a
 dimension of size 1 unlike any other."""
-
-REAL_LIMIT_BYTES = 2 * 2**30
-"""Models that fake tensors cannot run are run for real up to this size of their parameters."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -184,6 +181,7 @@ def _assemble(
         units=units,
         costs={name: tuple(each[unit] for unit in distinct) for name, each in costs.items()},
         tensor_parallel=divided.finding.rules,
+        vocabulary_parallel=divided.vocabulary,
         no_tensor_parallel=divided.finding.reason,
         no_sequence_parallel=divided.finding.no_sequence_parallel,
         tp_divides=divided.finding.tp_divides,

@@ -1,8 +1,9 @@
 """The same model traced with tensor parallelism, with and without sequence parallelism.
 
-The rules come from `tensor_parallel_search`, the divided modules from `tensor_parallel`; one rank
-runs on its local shapes with stand-ins for the collectives. A step at degree 1 and one at the
-smallest valid degree tell what is divided from what every rank does.
+The rules come from `tensor_parallel_search` and `vocabulary_parallel_search`, the divided modules
+from `tensor_parallel` and `vocabulary_parallel`; one rank runs on its local shapes with stand-ins
+for the collectives. A step at the smallest valid degree and one at the next tell what is divided
+from what every rank does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 import torch.nn as nn
 
 from claw_plan.planner.errors import PlanError, TraceError
@@ -22,18 +25,22 @@ from claw_plan.planner.subject import Exchanged, Subject
 from claw_plan.planner.tensor_parallel import apply_rules
 from claw_plan.planner.tensor_parallel_search import TensorParallelFinding, find_rules
 from claw_plan.planner.tp_autograd import StandIn
+from claw_plan.planner.vocabulary_parallel import divide_vocabulary
+from claw_plan.planner.vocabulary_parallel_search import VocabularyFinding, find_vocabulary
 
 BATCH_SIZES = (2, 3)
 """Two fit the line; that there is one was checked without tensor parallelism."""
 
-Rules = Mapping[str, tuple[TensorParallelRule, ...]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DividedTrace:
-    """What was found, the costs by variant, and the divided dimension of parameters by name."""
+    """What was found, the costs by variant, and the divided dimension of parameters by name.
+
+    `vocabulary` are the rules of embedding tables and heads, named from the model.
+    """
 
     finding: TensorParallelFinding
+    vocabulary: tuple[TensorParallelRule, ...] = ()
     costs: dict[str, list[UnitCost]] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
@@ -47,18 +54,44 @@ def trace_divided(subject: Subject) -> DividedTrace:
     now = {id(module): name for name, module in subject.module.named_modules()}
     names = [now[id(block)] for block in subject.blocks]
     batch = subject.batch(BATCH_SIZES[0])
+
+    def forward() -> torch.Tensor:
+        return subject.forward(batch)
+
     with subject.world():
-        finding = find_rules(subject.module, names, lambda: subject.forward(batch))
-    if not finding.rules:
-        return DividedTrace(finding=finding)
-    rules, costs = finding.by_block(), {}
+        finding = find_rules(subject.module, names, forward)
+        if not finding.rules:
+            return DividedTrace(finding=finding)
+        vocabulary = find_vocabulary(subject.module, names, forward, finding.tp_divides)
+    try:
+        return _traced(subject, finding, vocabulary, names)
+    except (PlanError, TraceError) as error:
+        if not vocabulary.rules:
+            return DividedTrace(finding=replace(finding, **_without_rules(error)))
+        without = dict.fromkeys((rule.module for rule in vocabulary.rules), str(error))
+        vocabulary = VocabularyFinding(refused={**vocabulary.refused, **without})
+    try:
+        return _traced(subject, finding, vocabulary, names)
+    except (PlanError, TraceError) as error:
+        return DividedTrace(finding=replace(finding, **_without_rules(error)))
+
+
+def _without_rules(error: Exception) -> dict[str, Any]:
+    return {"rules": (), "tp_divides": 1, "reason": str(error)}
+
+
+def _traced(
+    subject: Subject,
+    finding: TensorParallelFinding,
+    vocabulary: VocabularyFinding,
+    names: list[str],
+) -> DividedTrace:
+    """The costs with these rules; raises where the model does not run with them."""
+    rules = _Rules(blocks=finding.by_block(), vocabulary=vocabulary.rules)
+    costs: dict[str, list[UnitCost]] = {}
     inexact: set[str] = set()
     degrees = [ways for ways in range(2, finding.tp_divides + 1) if finding.tp_divides % ways == 0]
-    try:
-        costs[TENSOR] = _costs(subject, rules, degrees[:2], inexact)
-    except (PlanError, TraceError) as error:
-        refused = replace(finding, rules=(), tp_divides=1, reason=str(error))
-        return DividedTrace(finding=refused)
+    costs[TENSOR] = _costs(subject, rules, degrees[:2], inexact)
     degrees = [ways for ways in degrees if (subject.seq_len or 1) % ways == 0]
     if not finding.no_sequence_parallel and not degrees:
         why = f"no tensor-parallel degree divides a sequence of {subject.seq_len}"
@@ -68,21 +101,34 @@ def trace_divided(subject: Subject) -> DividedTrace:
             costs[SEQUENCE] = _costs(subject, rules, degrees[:2], inexact, sequence=True)
         except (PlanError, TraceError) as error:
             finding = replace(finding, no_sequence_parallel=str(error))
-    assumptions = (
+    assumptions = [
         f"under tensor parallelism exact at degree {degrees[0]} only: {name}"
         for name in sorted(inexact)[:1]
-    )
+    ]
+    assumptions += [
+        f"under tensor parallelism every rank holds the whole {weight}: {why}"
+        for weight, why in vocabulary.refused.items()
+    ]
     return DividedTrace(
         finding=finding,
+        vocabulary=vocabulary.rules,
         costs=costs,
         dims=_dims(subject, rules, names),
         assumptions=tuple(assumptions),
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rules:
+    """Those of the blocks by name, and those of tables and heads."""
+
+    blocks: Mapping[str, tuple[TensorParallelRule, ...]]
+    vocabulary: tuple[TensorParallelRule, ...]
+
+
 def _costs(
     subject: Subject,
-    rules: Rules,
+    rules: _Rules,
     degrees: list[int],
     inexact: set[str],
     *,
@@ -98,15 +144,16 @@ def _costs(
     return joined
 
 
-def _costs_at(subject: Subject, rules: Rules, degree: int, sequence: bool) -> list[UnitCost]:
+def _costs_at(subject: Subject, rules: _Rules, degree: int, sequence: bool) -> list[UnitCost]:
     # Exchanges name modules as the folded model has them; the graph as the whole model does.
     whole = {name: subject.names[id(part)] for name, part in subject.module.named_modules()}
 
     @contextmanager
     def around(module: nn.Module, exchanged: Exchanged) -> Iterator[None]:
         ranks = StandIn(degree, exchange=lambda op, num, where: exchanged(op, num, whole[where]))
-        applied = apply_rules(module, rules, ranks, sequence_parallel=sequence)
-        hooks = divide_sequence(subject.blocks, rules, ranks) if sequence else []
+        applied = apply_rules(module, rules.blocks, ranks, sequence_parallel=sequence)
+        divide_vocabulary(module, rules.vocabulary, applied)
+        hooks = divide_sequence(subject.blocks, rules.blocks, ranks) if sequence else []
         try:
             yield
         finally:
@@ -123,12 +170,14 @@ def _costs_at(subject: Subject, rules: Rules, degree: int, sequence: bool) -> li
         ) from change
 
 
-def _dims(subject: Subject, rules: Rules, names: list[str]) -> dict[str, int]:
+def _dims(subject: Subject, rules: _Rules, names: list[str]) -> dict[str, int]:
     """The divided dimension of every parameter of the whole model that has one."""
     found = {}
     kept = dict(zip(subject.kept, names, strict=True))
     for block, like in zip(subject.block_names, subject.stands_for, strict=True):
-        for rule in rules.get(kept[like], ()):
+        for rule in rules.blocks.get(kept[like], ()):
             for own, dim in rule.weight_dims.items():
                 found[f"{block}.{rule.module}.{own}" if rule.module else f"{block}.{own}"] = dim
+    for rule in rules.vocabulary:
+        found |= {f"{rule.module}.{own}": dim for own, dim in rule.weight_dims.items()}
     return found

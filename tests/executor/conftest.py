@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from claw_plan.executor.ranks import Rank
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.plan import Plan, candidate_mapping, save_plan
+from claw_plan.planner.schedules import rank_of_stage
 from claw_plan.planner.tensor_parallel_search import find_rules
+from claw_plan.planner.vocabulary_parallel_search import find_vocabulary
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -24,17 +27,24 @@ def found_rules(model: Path, blocks: list[str], **naming: str | None) -> list[di
     """The tensor-parallel rules that the planner finds, as they stand in a plan."""
     loaded = load_model(model, **naming)
     module, batch = loaded.build(), loaded.example_batch(2)
-    finding = find_rules(module, blocks, lambda: module(**batch))
+
+    def forward() -> torch.Tensor:
+        return loaded.loss(module(**loaded.inputs_of(module, batch)), batch)
+
+    finding = find_rules(module, blocks, forward)
     pattern = blocks[0].rpartition(".")[0] + "[*]"
+    found = [(f"{pattern}.{rule.module}".rstrip("."), rule) for rule in finding.rules]
+    vocabulary = find_vocabulary(module, blocks, forward, finding.tp_divides)
+    found += [(rule.module, rule) for rule in vocabulary.rules]
     return [
         {
-            "modules": f"{pattern}.{rule.module}" if rule.module else pattern,
+            "modules": modules,
             "style": rule.style,
             "heads": rule.heads,
             "parts": rule.parts,
             "weight_dims": dict(rule.weight_dims),
         }
-        for rule in finding.rules
+        for modules, rule in found
     ]
 
 
@@ -55,8 +65,8 @@ def write_plan(
 ) -> Path:
     """A plan with the given knobs over `blocks`, cut evenly unless `cuts` says where."""
     candidate = Candidate(**knobs)
-    pp = candidate.pp
-    edges = [0, *(cuts or [len(blocks) * i // pp for i in range(1, pp)]), len(blocks)]
+    stages = candidate.pp * candidate.stages_per_rank
+    edges = [0, *(cuts or [len(blocks) * i // stages for i in range(1, stages)]), len(blocks)]
     plan = Plan.model_validate(
         {
             "version": 1,
@@ -82,12 +92,16 @@ def write_plan(
             },
             "schedule": {
                 "name": candidate.schedule,
-                "stages_per_rank": 1,
+                "stages_per_rank": candidate.stages_per_rank,
                 "num_microbatches": candidate.num_microbatches(global_batch),
             },
             "blocks": blocks,
             "stages": [
-                {"rank_group": i, "modules": blocks[edges[i] : edges[i + 1]]} for i in range(pp)
+                {
+                    "rank_group": rank_of_stage(candidate.schedule, i, candidate.pp),
+                    "modules": blocks[edges[i] : edges[i + 1]],
+                }
+                for i in range(stages)
             ],
             "tensor_parallel": rules or [],
         }

@@ -18,11 +18,11 @@ HIDDEN = SEQ * DIM * BYTES
 
 @pytest.fixture(scope="module")
 def gpt() -> ModelGraph:
-    config = f"vocab_size=64, block_size={SEQ}, n_head=6, n_embd={DIM}, n_layer=4"
+    config = f"vocab_size=66, block_size={SEQ}, n_head=6, n_embd={DIM}, n_layer=4"
     model = load_model(
         ROOT / "examples" / "gpt.py",
         build=f"GPT(GPTConfig({config}))",
-        inputs=f"idx=int64[B,{SEQ}]<64 targets=int64[B,{SEQ}]<64",
+        inputs=f"idx=int64[B,{SEQ}]<66 targets=int64[B,{SEQ}]<66",
     )
     return trace(model, seq_len=SEQ, dtype="float32")
 
@@ -41,14 +41,14 @@ def exchanges(graph: ModelGraph, unit: int, variant: str) -> list[list[tuple[str
     ]
 
 
-def test_the_blocks_flops_are_divided_and_the_ends_are_not(gpt: ModelGraph) -> None:
+def test_all_flops_are_divided(gpt: ModelGraph) -> None:
     assert gpt.tp_divides == 6 and gpt.no_tensor_parallel == gpt.no_sequence_parallel == ""
     for variant in (TENSOR, SEQUENCE):
         for tp in (2, 3, 6):
             for unit in range(1, 5):
                 whole = flops(gpt, unit, PLAIN, 1)
                 assert flops(gpt, unit, variant, tp) * tp == whole
-            assert flops(gpt, 5, variant, tp) == flops(gpt, 5, PLAIN, 1)
+            assert flops(gpt, 5, variant, tp) * tp == flops(gpt, 5, PLAIN, 1)
 
 
 def test_attention_heads_and_widths_are_divided(gpt: ModelGraph) -> None:
@@ -65,8 +65,17 @@ def test_two_collectives_a_pass_of_the_hidden_state(gpt: ModelGraph) -> None:
     pair = [("all_gather", hidden), ("reduce_scatter", hidden)] * 2
     assert exchanges(gpt, 2, SEQUENCE) == [pair, pair]
     # The chain's first block scatters, which is free forward; its last gathers.
-    assert exchanges(gpt, 0, SEQUENCE) == [[], [("all_gather", hidden)]]
+    lookup = [("all_reduce", hidden)]
+    assert exchanges(gpt, 0, SEQUENCE) == [lookup, [("all_gather", hidden)]]
     assert exchanges(gpt, 4, SEQUENCE) == [[*pair, ("all_gather", hidden)], pair]
+
+
+def test_the_ends_exchange_looked_up_rows_and_three_numbers_a_token(gpt: ModelGraph) -> None:
+    hidden, number = Amount(0, HIDDEN), SEQ * BYTES
+    largest, sums = ("all_reduce", Amount(0, number)), ("all_reduce", Amount(0, 2 * number))
+    assert exchanges(gpt, 0, TENSOR) == [[("all_reduce", hidden)], []]
+    for variant in (TENSOR, SEQUENCE):
+        assert exchanges(gpt, 5, variant) == [[largest, sums], [("all_reduce", hidden)]]
 
 
 def test_what_a_block_keeps_is_divided(gpt: ModelGraph) -> None:
@@ -89,7 +98,12 @@ def test_parameters_know_their_divided_dimension(gpt: ModelGraph) -> None:
         assert dims[f"{name}.attn.c_attn.weight"] == dims[f"{name}.attn.c_attn.bias"] == 0
         assert dims[f"{name}.attn.c_proj.weight"] == 1
         assert dims[f"{name}.attn.c_proj.bias"] is dims[f"{name}.ln_1.weight"] is None
-    assert dims["transformer.wte.weight"] is None
+    assert dims["transformer.wte.weight"] == 0  # and the tied head's
+    assert dims["transformer.wpe.weight"] is dims["transformer.ln_f.weight"] is None
+    assert [(rule.module, rule.style, rule.heads) for rule in gpt.vocabulary_parallel] == [
+        ("transformer.wte", "embedding", 66),
+        ("lm_head", "head", 66),
+    ]
 
 
 def test_a_model_without_blocks_has_none() -> None:
