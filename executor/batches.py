@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 
 from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.random_state import RandomStream
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
 from claw_plan.profiles.errors import InputError
@@ -66,6 +67,8 @@ class ModelSource:
     """The model file's `train_data(rank, world_size)`, asked for all of it and cut anew.
 
     It yields batches of any size; samples are taken in order, again from the start when it ends.
+    A step that is asked for later than the next one is reached by reading what lies between, as a
+    resumed run does. What `train_data` draws at random depends on the plan's seed alone.
     """
 
     says = "the model file's own train_data"
@@ -75,14 +78,21 @@ class ModelSource:
         self._open = loaded.train_data
         self._path = loaded.path
         self._size = plan.training.global_batch
-        self._stream = iter(self._open(0, 1))
+        self._random = RandomStream(plan.training.seed)
+        self._stream: Iterator[Batch] = iter(())
         self._held: list[Batch] = []
         self._next_step = 0
 
     def global_batch(self, step: int) -> Batch:
         """Steps must be asked for in order."""
-        if step != self._next_step:
+        if step < self._next_step:
             raise ValueError(f"steps come in order, but got {step=} after {self._next_step - 1}")
+        with self._random.drawing():
+            while self._next_step < step:
+                self._following()
+            return self._following()
+
+    def _following(self) -> Batch:
         self._next_step += 1
         while self._rows() < self._size:
             self._held.append(self._more())

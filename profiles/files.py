@@ -302,7 +302,7 @@ def write_atomic(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except FileNotFoundError:
         raise InputError(f"cannot write {str(path)!r}: its folder does not exist") from None
     except OSError as error:
@@ -325,7 +325,7 @@ def why_not_replaceable(path: Path) -> str:
     return "" if stat.S_ISREG(mode) else "it is a device or pipe; name a file"
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Makes the rename itself last; some file systems refuse to sync a folder."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -109,7 +109,23 @@ def test_a_models_own_data_is_cut_anew_and_starts_again(
     assert source.global_batch(0)["input"].flatten().tolist() == list(range(8))
     assert source.global_batch(1)["input"].flatten().tolist() == [8, 9, 10, 11, 0, 1, 2, 3]
     with pytest.raises(ValueError, match="in order"):
-        source.global_batch(5)
+        source.global_batch(1)
+
+
+def test_a_later_step_of_a_models_own_data_is_what_it_would_have_been(
+    tiny_plan: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN_DATA.replace("torch.arange(start, start + 3.0)", "torch.rand(3)"))
+    plan = load_plan(tiny_plan("later", global_batch=8))
+    uninterrupted, resumed = (make_source(plan, load_model(file), None) for _ in range(2))
+    torch.manual_seed(7)
+    batches = [uninterrupted.global_batch(step)["input"] for step in range(4)]
+    torch.manual_seed(8)  # what else a process draws does not matter
+    before = torch.get_rng_state()
+    assert torch.equal(resumed.global_batch(3)["input"], batches[3])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(batches[0], batches[3])
 
 
 def test_data_that_never_comes_is_refused(tiny_plan: Callable[..., Path], tmp_path: Path) -> None:
