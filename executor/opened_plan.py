@@ -7,6 +7,7 @@ from pathlib import Path
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import check_plan, model_of_plan
+from claw_plan.profiles.cluster_file import cluster_from_mapping
 
 
 def open_plan(path: Path) -> tuple[Plan, LoadedModel]:
@@ -20,3 +21,9 @@ def open_plan(path: Path) -> tuple[Plan, LoadedModel]:
     model = model_of_plan(plan, path)
     model.example_batch(1, plan.training.seq_len)  # says what is wrong before any rank starts
     return plan, model
+
+
+def device_type_of(plan: Plan) -> str:
+    """What torch calls the devices of the plan's cluster."""
+    kind = cluster_from_mapping(plan.cluster, "cluster").nodes[0].device.kind
+    return "cpu" if kind == "cpu" else "cuda"

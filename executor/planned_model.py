@@ -21,9 +21,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from claw_plan.executor.batches import own_slice
 from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.opened_plan import device_type_of
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.ranks import Rank, join
-from claw_plan.executor.run import check_machine, device_type_of
+from claw_plan.executor.run import check_machine
 from claw_plan.executor.torch_private import fake_mode
 from claw_plan.executor.whole_model import AS_PLANNED, DOUBLE
 from claw_plan.planner.fake_build import build_fake

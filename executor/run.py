@@ -14,7 +14,7 @@ from claw_plan.executor.batches import make_source
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import TRAIN, Job, end_together
 from claw_plan.executor.launch import start_ranks
-from claw_plan.executor.opened_plan import open_plan
+from claw_plan.executor.opened_plan import device_type_of, open_plan
 from claw_plan.executor.ranks import Rank, join, take_core
 from claw_plan.executor.run_files import RunResult, make_run_folder, read_result, write_run
 from claw_plan.executor.train import STEPS_FILE, OnStep, train
@@ -61,12 +61,6 @@ def run_plan(
         raise
     tail.read()
     return read_result(folder)
-
-
-def device_type_of(plan: Plan) -> str:
-    """What torch calls the devices of the plan's cluster."""
-    kind = cluster_from_mapping(plan.cluster, "cluster").nodes[0].device.kind
-    return "cpu" if kind == "cpu" else "cuda"
 
 
 def check_machine(plan: Plan, rank: Rank | None) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from claw_plan.executor.job import VERIFY, Job
-from claw_plan.executor.launch import WORKER, start_ranks
-from claw_plan.executor.run import device_type_of
+from claw_plan.executor.launch import start_ranks
+from claw_plan.executor.local_ranks import WORKER
+from claw_plan.executor.opened_plan import device_type_of
 from claw_plan.executor.verify_rank import FP32_LOSS_TOLERANCE, FP64_TOLERANCE, result_path
 from claw_plan.executor.whole_model import DOUBLE, SINGLE
 from claw_plan.planner.errors import PlanError
