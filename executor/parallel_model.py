@@ -12,7 +12,7 @@ does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,31 +21,20 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 
-from claw_plan.executor.checkpoint_layout import WholeState, whole_state
+from claw_plan.executor.checkpoint_layout import WholeState
 from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_of_mean
 from claw_plan.executor.loss_scale import LossScale
 from claw_plan.executor.mesh import Mesh, make_mesh
 from claw_plan.executor.microbatches import replicate, run_microbatches
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.pipeline import RecordedStage, make_pipeline
-from claw_plan.executor.recompute import recompute
+from claw_plan.executor.rank_stages import TiedCopy, make_rank_stages
 from claw_plan.executor.recorder import StepRecorder
-from claw_plan.executor.recording import record
-from claw_plan.executor.sharding import shard_stage
 from claw_plan.executor.stages import Stage
-from claw_plan.executor.tensor_parallel import divide_weights
-from claw_plan.executor.whole_model import (
-    AS_PLANNED,
-    DOUBLE,
-    build_whole,
-    cast_floats,
-    first_names,
-    loss_of,
-)
+from claw_plan.executor.whole_model import AS_PLANNED
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
-from claw_plan.planner.plan_stages import stage_spans
 from claw_plan.planner.tensor_parallel import TensorParallelModel
 from claw_plan.profiles.work import OpWork
 
@@ -58,17 +47,19 @@ class ParallelModel:
     """This rank's part of the plan.
 
     `parameters` are this rank's, under the names of the whole model; a tied parameter stands
-    under the first of its names. `whole` is the model before it was divided. `schedule` runs
-    forward and backward; without a pipeline it calls `module`, the stage or what replicates it.
+    under the first of its names; `copies` are second places of some. `whole` is the model before
+    it was divided. `schedule` runs forward and backward; without a pipeline it calls `module`,
+    the only one of `stages` or what replicates it.
     """
 
     plan: Plan
     knobs: Candidate
     mesh: Mesh
     device: torch.device
-    stage: Stage
+    stages: tuple[Stage, ...]
     module: nn.Module
     parameters: Mapping[str, nn.Parameter]
+    copies: Sequence[TiedCopy]
     whole: WholeState
     optimizer: torch.optim.Optimizer
     schedule: Step
@@ -76,7 +67,7 @@ class ParallelModel:
     tied: TiedGradients | None = None
     reduces_data_parallel: bool = False
     has_loss: bool = True
-    pipeline_stage: RecordedStage | None = field(default=None, repr=False)
+    pipeline_stages: tuple[RecordedStage, ...] = field(default=(), repr=False)
     loss_scale: LossScale | None = None
     recorder: StepRecorder | None = None
     optimizer_work: OpWork | None = None
@@ -107,6 +98,8 @@ class ParallelModel:
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         """Accumulates the gradients of this rank's slice; answers with its mean loss."""
+        for copied in self.copies:
+            copied.take_value()
         size = self.knobs.microbatch_size
         rows = next(iter(batch.values())).shape[0]
         microbatches = [
@@ -117,6 +110,8 @@ class ParallelModel:
 
     def finish_gradients(self) -> None:
         """The sums that neither FSDP nor DDP do; see `gradients`."""
+        for copied in self.copies:
+            copied.give_gradient()
         bucket_bytes = self.knobs.bucket_bytes
         if self.reduces_data_parallel:
             reduce_gradients(
@@ -155,49 +150,45 @@ def compile_plan(
     """Makes this rank's part. Every rank of the default process group must call it."""
     knobs = plan.knobs()
     mesh = make_mesh(knobs, device.type)
-    model = build_whole(plan, loaded, precision)
-    names, whole = first_names(model), whole_state(model)
-    stage = _make_stage(plan, loaded, model, mesh.index("pp"), precision)
-    blocks = _own_blocks(plan, mesh.index("pp"))
-    tensor_parallel = divide_weights(plan, stage.model, blocks, mesh) if knobs.tp > 1 else None
-    stage.to(device)
-    if knobs.recompute == "full":
-        for block in blocks:
-            recompute(stage.model.get_submodule(block), precision)
     shards = plan.training.precision != "float32" or knobs.dp_shard > 1
-    if shards:
-        shard_stage(stage, blocks, plan, mesh, lowers=precision == AS_PLANNED)
+    held = make_rank_stages(plan, loaded, mesh, device, precision, shards=shards)
+    first = next(iter(held.stages.values()))
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
-    parameters = {names[name]: parameter for name, parameter in stage.model.named_parameters()}
-    trainable = [p for p in parameters.values() if p.requires_grad]
+    trainable = [p for p in held.parameters.values() if p.requires_grad]
+    num_stages = len(plan.stages)
     compiled = ParallelModel(
         plan=plan,
         knobs=knobs,
         mesh=mesh,
         device=device,
-        stage=stage,
-        module=stage,
-        parameters=parameters,
-        whole=whole,
+        stages=tuple(held.stages.values()),
+        module=first,
+        parameters=held.parameters,
+        copies=held.copies,
+        whole=held.whole,
         optimizer=make_optimizer(plan.training, loaded, trainable),
         schedule=lambda microbatches: torch.zeros(()),
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=held.tensor_parallel,
         reduces_data_parallel=not shards and knobs.dp_replicate > 1 and knobs.pp > 1,
-        has_loss=mesh.index("pp") == knobs.pp - 1,
+        has_loss=num_stages - 1 in held.stages,
         loss_scale=LossScale() if scales_loss else None,
     )
     if knobs.pp > 1:
-        compiled.tied = TiedGradients(parameters, mesh.group("pp"))
-        compiled.pipeline_stage = RecordedStage(
-            stage, mesh.index("pp"), knobs.pp, device, mesh.group("pp"), compiled.recorded
-        )
+        group = mesh.group("pp")
+        compiled.tied = TiedGradients(held.parameters, group)
+        compiled.pipeline_stages = tuple(
+            RecordedStage(
+                stage, index, num_stages, device, group, compiled.recorded,
+                splits=knobs.recompute == "none",
+            )
+            for index, stage in held.stages.items()
+        )  # fmt: skip
         compiled.schedule = make_pipeline(
-            compiled.pipeline_stage, plan.schedule, device, compiled.share_of_loss
+            compiled.pipeline_stages, plan.schedule, device, compiled.share_of_loss
         )
     else:
-        replicates = not shards and knobs.dp_replicate > 1
-        if replicates:
-            compiled.module = replicate(stage, mesh, knobs.bucket_bytes)
+        if not shards and knobs.dp_replicate > 1:
+            compiled.module = replicate(first, mesh, knobs.bucket_bytes)
         compiled.schedule = partial(
             run_microbatches,
             compiled.module,
@@ -206,22 +197,3 @@ def compile_plan(
             compiled.share_of_loss,
         )
     return compiled
-
-
-def _make_stage(
-    plan: Plan, loaded: LoadedModel, model: nn.Module, index: int, precision: str
-) -> Stage:
-    call = loss_of(loaded)
-    spans = stage_spans(plan)
-    if len(spans) == 1:
-        return Stage(model, call)
-    batch = loaded.example_batch(plan.knobs().microbatch_size, plan.training.seq_len)
-    if precision == DOUBLE:
-        batch = cast_floats(batch, torch.float64)
-    recording = record(model, plan.blocks, lambda module: call(module, batch))
-    return Stage(model, call, recording, spans[index])
-
-
-def _own_blocks(plan: Plan, index: int) -> list[str]:
-    start, end = stage_spans(plan)[index]
-    return plan.blocks[start:end]

@@ -1,21 +1,23 @@
-"""This rank's stage under PyTorch's pipeline runtime, and the time its messages take."""
+"""This rank's stages under PyTorch's pipeline runtime, and the time their messages take."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
+from claw_plan.executor.split_backward import Gradients, LateWeights, split_backward
 from claw_plan.executor.torch_private import pipeline_runtime
 from claw_plan.planner.model_source import Batch
 from claw_plan.planner.plan import PlanSchedule
-from claw_plan.planner.schedules import schedule_actions
+from claw_plan.planner.schedules import rank_of_stage, schedule_actions
 from claw_plan.profiles.work import CollectiveWork
 
 REPEATS = 10
@@ -32,7 +34,12 @@ class Recorded(Protocol):
 
 
 class RecordedStage(PipelineStage):
-    """A stage that says when it computes. `sent_bytes` is the size of what it last sent on."""
+    """A stage that says when it computes, and cures what torch's does wrong without a word.
+
+    `sent_bytes` is the size of what it last sent on. Without `splits` a backward that the
+    schedule splits runs whole in its first part: what is recomputed for the inputs' gradients
+    would have to be recomputed again for those of the weights.
+    """
 
     def __init__(
         self,
@@ -42,25 +49,90 @@ class RecordedStage(PipelineStage):
         device: torch.device,
         group: dist.ProcessGroup,
         recorded: Recorded,
+        *,
+        splits: bool = True,
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, device, group=group)
         self._recorded = recorded
+        self._splits = splits
+        self._buffers_before: list[torch.Tensor] = []
         self.sent_bytes = 0
+
+    def remember_buffers(self) -> None:
+        """Torch runs each stage once to learn shapes; running statistics must not count it.
+
+        The next forward begins with the buffers as they are now.
+        """
+        self._buffers_before = [buffer.clone() for buffer in self.submod.buffers()]
+
+    def _restore_buffers(self) -> None:
+        with torch.no_grad():
+            for buffer, value in zip(self.submod.buffers(), self._buffers_before, strict=False):
+                buffer.copy_(value)
+        self._buffers_before = []
+
+    def _comes_from_peer(self, step: int) -> bool:
+        """Whether the neighbour that is `step` stages away is on another rank."""
+        home = self.stage_index_to_group_rank.get(self.stage_index + step)
+        return home is not None and home != self.group_rank
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The forward of one microbatch."""
+        self._restore_buffers()
         name = f"{self.stage_index}F{fwd_chunk_id}"
-        with self._recorded("forward", name, awaits_peer=not self.is_first):
+        with self._recorded("forward", name, awaits_peer=self._comes_from_peer(-1)):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if isinstance(output, tuple):
             self.sent_bytes = sum(tensor.nbytes for tensor in output)
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """The backward of one microbatch."""
-        name = f"{self.stage_index}B{bwd_chunk_id}"
-        with self._recorded("backward", name, awaits_peer=not self.is_last):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, **kwargs: Any
+    ) -> Any:
+        """The backward of one microbatch, or the inputs' part of it."""
+        name = f"{self.stage_index}{'B' if full_backward else 'I'}{bwd_chunk_id}"
+        with self._recorded("backward", name, awaits_peer=self._comes_from_peer(1)):
+            return super().backward_one_chunk(
+                bwd_chunk_id, loss=loss, full_backward=full_backward, **kwargs
+            )
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """The weights' part of a backward."""
+        with self._recorded("backward", f"{self.stage_index}W{bwd_chunk_id}"):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> tuple[Gradients, Any]:
+        """Torch's whole backward, our own parts of one: see `split_backward`."""
+        if backward_type == "weight":
+            late = bwd_kwargs["param_groups"]
+            if isinstance(late, LateWeights):
+                self._gather()
+                late.run()
+            return (), None
+        if backward_type == "full" or not self._splits:
+            whole: tuple[Gradients, Any] = super().backward_maybe_with_nosync(
+                "full", bwd_kwargs, last_backward
+            )
+            return whole
+        self._gather()
+        return split_backward(
+            _leaves_of(bwd_kwargs["stage_output"]),
+            bwd_kwargs["output_grads"],
+            bwd_kwargs["input_values"],
+        )
+
+    def _gather(self) -> None:
+        """Whole parameters for a part of a backward, whose sums wait for the step's end."""
+        if not isinstance(self.submod, FSDPModule):
+            return
+        self.submod.set_is_last_backward(False)
+        self.submod.set_reshard_after_backward(False)
+        self.submod.set_requires_gradient_sync(False)
+        for module in self.submod.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> Any:
         """What FSDP does once all microbatches are through."""
@@ -68,8 +140,12 @@ class RecordedStage(PipelineStage):
             return super().perform_reduce_grad(grad_scale_factor)
 
 
+def _leaves_of(output: torch.Tensor | tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:
+    return (output,) if isinstance(output, torch.Tensor) else output
+
+
 def make_pipeline(
-    stage: RecordedStage,
+    stages: Sequence[RecordedStage],
     schedule: PlanSchedule,
     device: torch.device,
     share_of_loss: Callable[[torch.Tensor, int], torch.Tensor],
@@ -77,10 +153,10 @@ def make_pipeline(
     """Forward and backward of all microbatches by the plan's actions, and their mean loss.
 
     `share_of_loss` makes of a microbatch's loss what its backward starts from. The loss is 0 on
-    ranks other than those of the last stage.
+    ranks other than that of the last stage.
     """
-    count = schedule.num_microbatches
-    rows = schedule_actions(schedule.name, stage.num_stages, count)
+    count, num_ranks = schedule.num_microbatches, stages[0].group_size
+    rows = schedule_actions(schedule.name, num_ranks, count, schedule.stages_per_rank)
     losses: list[torch.Tensor] = []
 
     def part_of_mean(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -88,12 +164,15 @@ def make_pipeline(
         return share_of_loss(loss, count)
 
     runtime = pipeline_runtime(
-        stage, [[str(action) for action in row] for row in rows], count, part_of_mean
+        stages, [[str(action) for action in row] for row in rows], count, part_of_mean
     )
+    has_loss = any(stage.is_last for stage in stages)
+    for stage in stages:
+        stage.remember_buffers()
 
     def run(microbatches: list[Batch]) -> torch.Tensor:
         # The runtime hands each loss a target; ours are in the batch, so it gets a place holder.
-        target = torch.empty(count) if stage.is_last else None
+        target = torch.empty(count) if has_loss else None
         whole = {
             name: torch.cat([batch[name] for batch in microbatches]) for name in microbatches[0]
         }
@@ -110,34 +189,42 @@ def make_pipeline(
     return run
 
 
-def time_sends(stage: RecordedStage, group: dist.ProcessGroup) -> dict[CollectiveWork, list[int]]:
+def time_sends(
+    stages: Sequence[RecordedStage], schedule: str, group: dist.ProcessGroup
+) -> dict[CollectiveWork, list[int]]:
     """How long each message between neighbouring stages takes, on the rank that receives it.
 
     In a step a message is hidden in the wait for the other side's computation; here both sides
     meet first, and one of the same size goes over, a few times.
     """
     samples: dict[CollectiveWork, list[int]] = {}
-    for sender in range(stage.num_stages - 1):
-        source = dist.get_global_rank(group, sender)
-        size = torch.tensor([stage.sent_bytes], device=stage.device)
-        dist.broadcast(size, src=source, group=group)
-        buffer = torch.empty(int(size.item()), dtype=torch.uint8, device=stage.device)
+    own = {stage.stage_index: stage for stage in stages}
+    rank, num_ranks, device = dist.get_rank(group), dist.get_world_size(group), stages[0].device
+    for sender in range(stages[0].num_stages - 1):
+        source = rank_of_stage(schedule, sender, num_ranks)
+        target = rank_of_stage(schedule, sender + 1, num_ranks)
+        if source == target:
+            continue
+        sent_bytes = own[sender].sent_bytes if sender in own else 0
+        size = torch.tensor([sent_bytes], device=device)
+        dist.broadcast(size, src=dist.get_global_rank(group, source), group=group)
+        buffer = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
         for _ in range(REPEATS):
             dist.barrier(group)
-            duration_ns = _send_once(stage, group, sender, buffer)
-            if stage.stage_index == sender + 1:
+            duration_ns = _send_once(buffer, rank, source, target, group)
+            if rank == target:
                 samples.setdefault(_send_work(buffer), []).append(duration_ns)
     return samples
 
 
 def _send_once(
-    stage: RecordedStage, group: dist.ProcessGroup, sender: int, buffer: torch.Tensor
+    buffer: torch.Tensor, rank: int, source: int, target: int, group: dist.ProcessGroup
 ) -> int:
     start = time.perf_counter_ns()
-    if stage.stage_index == sender:
-        dist.send(buffer, dist.get_global_rank(group, sender + 1), group=group)
-    elif stage.stage_index == sender + 1:
-        dist.recv(buffer, dist.get_global_rank(group, sender), group=group)
+    if rank == source:
+        dist.send(buffer, dist.get_global_rank(group, target), group=group)
+    elif rank == target:
+        dist.recv(buffer, dist.get_global_rank(group, source), group=group)
     if buffer.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter_ns() - start

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import (
+    _Action,
+    _add_reduce_grad,
+    _add_send_recv,
+    _add_unshard_reshard,
+    _PipelineScheduleRuntime,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -33,22 +39,34 @@ def fake_mode() -> FakeTensorMode:
 
 
 def pipeline_runtime(
-    stage: PipelineStage,
+    stages: Sequence[PipelineStage],
     rows: Sequence[Sequence[str]],
     num_microbatches: int,
     loss_fn: Callable[[Any, Any], torch.Tensor],
 ) -> _PipelineScheduleRuntime:
-    """PyTorch's interpreter of action text, with sends and receives added to the rows.
+    """PyTorch's interpreter of action text, with all that is no computation added to the rows.
 
-    Gradients are not divided by the number of microbatches: the loss already is.
+    Each stage is gathered before its first action and stays so until its last; torch's default
+    would drop stages again on ranks that hold more than three. Gradients are not divided by the
+    number of microbatches: the loss already is.
     """
     runtime = _PipelineScheduleRuntime(
-        [stage], n_microbatches=num_microbatches, loss_fn=loss_fn, scale_grads=False
+        list(stages), n_microbatches=num_microbatches, loss_fn=loss_fn, scale_grads=False
     )
     actions: dict[int, list[_Action | None]] = {
         rank: [_Action.from_str(text) for text in row] for rank, row in enumerate(rows)
     }
-    runtime._prepare_schedule_with_comms(actions)
+    runtime._validate_and_set_stage_mapping(actions)
+    with_data: dict[int, list[Any]] = {
+        rank: _add_reduce_grad(
+            list(_add_unshard_reshard(row, max_active_stages=len(stages))), num_microbatches
+        )
+        for rank, row in actions.items()
+    }
+    home = runtime.stage_index_to_group_rank
+    runtime.pipeline_order_with_comms = _add_send_recv(
+        with_data, stage_to_rank=home.__getitem__, num_stages=len(home)
+    )
     return runtime
 
 

@@ -92,7 +92,8 @@ def train(
     compiled = compile_plan(plan, loaded, rank.device)
     source = make_source(plan, loaded, Path(job.data) if job.data else None)
     if isinstance(source, TextSource):
-        check_vocabulary(compiled.stage)
+        for stage in compiled.stages:
+            check_vocabulary(stage)
     memory.reset()
     record = RankRecord(rank=rank.rank, ways=ways_of(job.steps), data=source.says)
     dist.barrier()
@@ -108,8 +109,10 @@ def train(
         if rank.rank == 0:
             on_step(_tell(job.folder, record))
     record.peak_memory_bytes = memory.peak_bytes()
-    if WORK in record.ways and compiled.pipeline_stage is not None:
-        sends = time_sends(compiled.pipeline_stage, compiled.mesh.group("pp"))
+    if WORK in record.ways and compiled.pipeline_stages:
+        sends = time_sends(
+            compiled.pipeline_stages, plan.schedule.name, compiled.mesh.group("pp")
+        )
         for work, samples in sends.items():
             record.samples[work] = samples
     return _collect(record, rank)

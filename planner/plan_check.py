@@ -15,6 +15,7 @@ from claw_plan.planner.errors import PlanError
 from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_stages import stage_spans
+from claw_plan.planner.schedules import rank_of_stage, schedule_refusal
 from claw_plan.planner.supported import refusal
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping
@@ -107,14 +108,20 @@ def _schedule(plan: Plan, candidate: Candidate) -> Iterator[str]:
 
 
 def _stages(plan: Plan, candidate: Candidate) -> Iterator[str]:
-    if len(plan.stages) != candidate.pp:
-        yield f"candidate.pp is {candidate.pp}, but stages lists {len(plan.stages)}"
+    name, per_rank, ranks = candidate.schedule, candidate.stages_per_rank, candidate.pp
+    if ranks > 1 or per_rank > 1:
+        count = candidate.num_microbatches(plan.training.global_batch)
+        if why := schedule_refusal(name, ranks, count, per_rank):
+            yield why
+    if len(plan.stages) != ranks * per_rank:
+        yield (
+            f"candidate.pp is {ranks} with stages_per_rank={per_rank}, but stages lists "
+            f"{len(plan.stages)}"
+        )
     for index, stage in enumerate(plan.stages):
-        if stage.rank_group != index:
-            yield f"stages[{index}].rank_group is {index}, but got {stage.rank_group}"
-    for index, tie in enumerate(plan.tied):
-        if any(not 0 <= stage < candidate.pp for stage in tie.stages):
-            yield f"tied[{index}].stages are 0 to {candidate.pp - 1}, but got {tie.stages}"
+        home = rank_of_stage(name, index, ranks)
+        if stage.rank_group != home:
+            yield f"stages[{index}].rank_group is {home}, but got {stage.rank_group}"
 
 
 def _derived(plan: Plan, candidate: Candidate) -> Iterator[str]:

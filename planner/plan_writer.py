@@ -27,6 +27,7 @@ from claw_plan.planner.plan import (
     candidate_mapping,
 )
 from claw_plan.planner.problem import Problem
+from claw_plan.planner.schedules import rank_of_stage
 from claw_plan.planner.score import Scored
 from claw_plan.profiles.cost import ANALYTIC, FITTED, INTERPOLATED, MEASURED
 from claw_plan.profiles.fitted import UNKNOWN
@@ -82,7 +83,10 @@ def write_plan(
         ),
         blocks=[block.name for block in graph.blocks],
         stages=[
-            PlanStage(rank_group=index, modules=_stage_modules(graph, start, stop))
+            PlanStage(
+                rank_group=rank_of_stage(candidate.schedule, index, candidate.pp),
+                modules=_stage_modules(graph, start, stop),
+            )
             for index, (start, stop) in enumerate(scored.cuts)
         ],
         tied=_ties(graph, scored),

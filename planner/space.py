@@ -16,8 +16,10 @@ from typing import Any
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.problem import Problem
-from claw_plan.planner.supported import RECOMPUTE, SCHEDULES, can_grow_from, knob_refusal, refusal
+from claw_plan.planner.supported import RECOMPUTE, can_grow_from, knob_refusal, refusal
 from claw_plan.profiles.cluster import Cluster
+
+SCHEDULES = ("1F1B", "GPipe")
 
 MOST_MICROBATCHES = 4096
 """A step of more is not offered: it is simulated task by task, and nobody accumulates so many."""

@@ -7,8 +7,10 @@ yet, or that no test has proven, is refused here with its reason, and the report
 from __future__ import annotations
 
 from dataclasses import dataclass
+from sys import maxsize
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.schedules import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class Composition:
 
 def _composition(axes: str, proven_by: str) -> Composition:
     names = frozenset(axes.split())
-    schedules = frozenset({"GPipe", "1F1B"}) if "pp" in names else frozenset({"1F1B"})
+    schedules = frozenset(SCHEDULES) if "pp" in names else frozenset({"1F1B"})
     return Composition(axes=names, schedules=schedules, proven_by=proven_by)
 
 
@@ -49,14 +51,12 @@ COMPOSITIONS: tuple[Composition, ...] = (
 _ONLY = {
     "cp": (1, "context parallelism is not executed yet"),
     "ep": (1, "expert parallelism is not executed yet"),
-    "stages_per_rank": (1, "interleaved schedules are not executed yet"),
     "collective": ("auto", "the collective library chooses its own algorithm"),
     "codec": ("none", "no codec is executed yet"),
     "offload": ("none", "offload is not executed yet"),
 }
 """Knobs with one value so far, and why."""
 
-SCHEDULES = ("1F1B", "GPipe")
 RECOMPUTE = ("none", "full")
 
 
@@ -73,6 +73,14 @@ def knob_refusal(candidate: Candidate) -> str:
             return f"{name}={getattr(candidate, name)}: {reason}; use {name}={only}"
     if candidate.schedule not in SCHEDULES:
         return f"schedule={candidate.schedule}: use one of {', '.join(SCHEDULES)}"
+    fewest = SCHEDULES[candidate.schedule].fewest_stages
+    most = SCHEDULES[candidate.schedule].most_stages
+    if candidate.stages_per_rank < fewest or candidate.stages_per_rank > (most or maxsize):
+        many = f"{fewest}" if most == fewest else f"{fewest} or more"
+        return (
+            f"stages_per_rank={candidate.stages_per_rank}: schedule={candidate.schedule} runs "
+            f"with {many}"
+        )
     if candidate.recompute not in RECOMPUTE:
         return f"recompute={candidate.recompute}: use one of {', '.join(RECOMPUTE)}"
     if candidate.zero == 2 and candidate.pp > 1:

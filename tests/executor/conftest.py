@@ -134,6 +134,43 @@ def tiny_plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return write
 
 
+PLAIN_MODEL = Path(__file__).with_name("plain_model.py")
+PLAIN_BLOCKS = [f"blocks.{index}" for index in range(8)]
+
+
+@pytest.fixture(scope="session")
+def plain_plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a plan for plain_model.py: `plain_plan(name, tp=2, …)`."""
+    folder = tmp_path_factory.mktemp("plain")
+    rules = found_rules(PLAIN_MODEL, PLAIN_BLOCKS)
+
+    def write(name: str, **options: Any) -> Path:
+        options.setdefault("rules", rules)
+        return write_plan(folder, name, PLAIN_MODEL, PLAIN_BLOCKS, **options)
+
+    return write
+
+
+DEEP_GPT = TINY_GPT | {
+    "build": "GPT(GPTConfig(vocab_size=61, block_size=16, n_layer=8, n_head=2, n_embd=16))",
+}
+DEEP_BLOCKS = [f"transformer.h.{index}" for index in range(8)]
+
+
+@pytest.fixture(scope="session")
+def deep_plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a plan for a GPT of eight thin blocks, enough for many stages."""
+    folder = tmp_path_factory.mktemp("deep-gpt")
+    model = EXAMPLES / "gpt.py"
+    rules = found_rules(model, DEEP_BLOCKS, **DEEP_GPT)
+
+    def write(name: str, **options: Any) -> Path:
+        options.setdefault("rules", rules)
+        return write_plan(folder, name, model, DEEP_BLOCKS, **DEEP_GPT, **options)
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def config_plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes a plan for a small Hugging Face model: `config_plan("gpt2", name, tp=2, …)`."""

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -36,7 +38,7 @@ def test_one_stage_runs_its_actions_in_order_and_means_its_losses(alone: Rank) -
     assert group is not None
     stage = RecordedStage(MeanLoss(), 0, 1, CPU, group, recorded)
     schedule = PlanSchedule(name="1F1B", stages_per_rank=1, num_microbatches=2)
-    run = make_pipeline(stage, schedule, CPU, share_of_mean)
+    run = make_pipeline([stage], schedule, CPU, share_of_mean)
     whole = torch.arange(8.0).view(4, 2)
     loss = run([{"x": whole[:2]}, {"x": whole[2:]}])
     with torch.no_grad():
@@ -51,4 +53,59 @@ def test_one_stage_runs_its_actions_in_order_and_means_its_losses(alone: Rank) -
         ("backward", "0B1"),
     ]
     assert not any(awaits for _, _, awaits in ran)
-    assert time_sends(stage, group) == {}
+    assert time_sends([stage], "1F1B", group) == {}
+
+
+class Chained(nn.Module):
+    """A stage of three: a layer and, at the end, a mean; counts its calls in a buffer."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.layer, self.index = nn.Linear(2, 2, dtype=torch.double), index
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, *hidden: torch.Tensor, x: torch.Tensor) -> Any:
+        self.calls += 1
+        out = self.layer(hidden[0] if hidden else x).tanh()
+        return out.mean() if self.index == 2 else (out,)
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_split_actions_of_several_stages_are_the_whole_backward(
+    alone: Rank, *, splits: bool
+) -> None:
+    torch.manual_seed(0)
+    modules = [Chained(index) for index in range(3)]
+    x = torch.randn(4, 2, dtype=torch.double)
+    hidden: Any = x
+    for module in modules:
+        out = module(*([hidden] if module.index else []), x=x)
+        hidden = out if module.index == 2 else out[0]
+    hidden.backward()
+    expected = [module.layer.weight.grad for module in modules]
+    ran: list[str] = []
+
+    @contextmanager
+    def recorded(kind: str, name: str, *, awaits_peer: bool = False) -> Iterator[None]:
+        ran.append(name)
+        yield
+
+    group = dist.group.WORLD
+    assert group is not None
+    stages = [
+        RecordedStage(module, module.index, 3, CPU, group, recorded, splits=splits)
+        for module in modules
+    ]
+    for module in modules:
+        module.zero_grad()
+        module.calls.zero_()
+    schedule = PlanSchedule(name="InterleavedZeroBubble", stages_per_rank=3, num_microbatches=2)
+    run = make_pipeline(stages, schedule, CPU, share_of_mean)
+    loss = run([{"x": x[:2]}, {"x": x[2:]}])
+    torch.testing.assert_close(loss, hidden.detach())
+    for module, gradient in zip(modules, expected, strict=True):
+        torch.testing.assert_close(module.layer.weight.grad, gradient, rtol=0, atol=1e-14)
+        assert module.calls == 2  # and not the call by which shapes were learned
+    assert [name for name in ran if name[0] == "1"] == [
+        "1F0", "1F1", "1I0", "1W0", "1I1", "1W1",
+    ]  # fmt: skip

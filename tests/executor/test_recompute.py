@@ -19,7 +19,7 @@ def test_recomputed_blocks_keep_their_names_and_run_twice(
     model = compile_plan(plan, loaded, CPU)
     assert "transformer.h.0.attn.c_attn.weight" in model.parameters
     calls: list[int] = []
-    block = model.stage.model.get_submodule("transformer.h.0.mlp")
+    block = model.stages[0].model.get_submodule("transformer.h.0.mlp")
     block.register_forward_pre_hook(lambda module, args: calls.append(1))
     model.forward_backward(loaded.example_batch(8))
     assert len(calls) == 2 * 8  # each microbatch forward and again in backward

@@ -19,15 +19,15 @@ def test_lower_precision_is_computed_by_fsdp_and_stored_in_single(
 ) -> None:
     plan, loaded = open_plan(tiny_plan("bf16", precision="bfloat16"))
     model = compile_plan(plan, loaded, CPU)
-    assert isinstance(model.stage, FSDPModule)
+    assert isinstance(model.stages[0], FSDPModule)
     assert {p.dtype for p in model.trainable()} == {torch.float32}
     seen: list[torch.dtype] = []
-    layer = model.stage.model.get_submodule("transformer.h.0.mlp.c_fc")
+    layer = model.stages[0].model.get_submodule("transformer.h.0.mlp.c_fc")
     layer.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     model.train_step(loaded.example_batch(8))
     assert set(seen) == {torch.bfloat16}
     single = compile_plan(plan, loaded, CPU, precision=SINGLE)
-    layer = single.stage.model.get_submodule("transformer.h.0.mlp.c_fc")
+    layer = single.stages[0].model.get_submodule("transformer.h.0.mlp.c_fc")
     layer.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     single.train_step(loaded.example_batch(8))
     assert seen[-1] == torch.float32
