@@ -1,10 +1,18 @@
-"""A model and a cost model small enough to follow by hand, for the tests of the search."""
+"""What several tests share: a toy model and cost model, and the ranks of tensor parallelism.
+
+The toys are small enough to follow by hand, for the tests of the search.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+import torch
 
 from claw_plan.planner.graph import (
     PLAIN,
@@ -225,3 +233,71 @@ class Toys:
 @pytest.fixture(scope="session")
 def toys() -> Toys:
     return Toys()
+
+
+class ThreadRank:
+    """A communicator over the threads of one process; `calls` counts its collectives."""
+
+    def __init__(self, board: RankThreads, rank: int) -> None:
+        self.board, self.rank, self.degree = board, rank, board.degree
+        self.calls: Counter[str] = Counter()
+
+    def all_reduce(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
+        self.calls["all_reduce"] += 1
+        return torch.stack(self.board.exchange(self.rank, tensor)).sum(0)
+
+    def all_reduce_max(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
+        self.calls["all_reduce"] += 1
+        return torch.stack(self.board.exchange(self.rank, tensor)).amax(0)
+
+    def all_gather(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
+        self.calls["all_gather"] += 1
+        return torch.cat(self.board.exchange(self.rank, tensor), 1)
+
+    def reduce_scatter(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
+        self.calls["reduce_scatter"] += 1
+        whole = torch.stack(self.board.exchange(self.rank, tensor)).sum(0)
+        return whole.chunk(self.degree, 1)[self.rank]
+
+
+class RankThreads:
+    """The ranks of one process: each in its thread, they meet at a barrier."""
+
+    rank_type = ThreadRank
+
+    def __init__(self, degree: int) -> None:
+        self.degree = degree
+        self.slots: list[Any] = [None] * degree
+        self.barrier = threading.Barrier(degree, timeout=60)
+
+    def exchange(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self.slots[rank] = tensor.clone()
+        self.barrier.wait()
+        all_ranks = list(self.slots)
+        self.barrier.wait()
+        return all_ranks
+
+    def run(self, work: Callable[[ThreadRank], Any]) -> list[Any]:
+        """What `work` answers on every rank; raises the first error of any."""
+        results, errors = [None] * self.degree, []
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = work(self.rank_type(self, rank))
+            except Exception as error:
+                errors.append(error)
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.degree)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+
+@pytest.fixture(scope="session")
+def rank_threads() -> type[RankThreads]:
+    return RankThreads

@@ -1,5 +1,6 @@
 import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -149,58 +150,6 @@ def found(model, forward=None):
     return find_rules(model, names, forward or (lambda: loss_of(model)))
 
 
-class Threads:
-    """The ranks of one process: a communicator each, which meet at a barrier."""
-
-    def __init__(self, degree):
-        self.degree, self.slots = degree, [None] * degree
-        self.barrier = threading.Barrier(degree, timeout=60)
-
-    def exchange(self, rank, tensor):
-        self.slots[rank] = tensor.clone()
-        self.barrier.wait()
-        all_ranks = list(self.slots)
-        self.barrier.wait()
-        return all_ranks
-
-    def run(self, work):
-        results, errors = [None] * self.degree, []
-
-        def one(rank):
-            try:
-                results[rank] = work(Rank(self, rank))
-            except Exception as error:
-                errors.append(error)
-                self.barrier.abort()
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.degree)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return results
-
-
-class Rank:
-    def __init__(self, board, rank):
-        self.board, self.rank, self.degree = board, rank, board.degree
-        self.calls = Counter()
-
-    def all_reduce(self, tensor, where):
-        self.calls["all_reduce"] += 1
-        return sum(self.board.exchange(self.rank, tensor))
-
-    def all_gather(self, tensor, where):
-        self.calls["all_gather"] += 1
-        return torch.cat(self.board.exchange(self.rank, tensor), 1)
-
-    def reduce_scatter(self, tensor, where):
-        self.calls["reduce_scatter"] += 1
-        return sum(self.board.exchange(self.rank, tensor)).chunk(self.degree, 1)[self.rank]
-
-
 def train_on(rank, model, rules, sequence_parallel):
     divided = apply_rules(model, rules, rank, sequence_parallel=sequence_parallel)
     if sequence_parallel:
@@ -215,13 +164,13 @@ def train_on(rank, model, rules, sequence_parallel):
     return loss.item(), gradients, divided, calls
 
 
-def check_parity(layer, degree, sequence_parallel, **options):
+def check_parity(rank_threads, layer, degree, sequence_parallel, **options):
     whole, probe = build(layer), build(layer)
     loss = loss_of(whole)
     loss.backward()
     rules = found(probe).by_block()
     models = [build(layer, **options) for _ in range(degree)]
-    results = Threads(degree).run(
+    results = rank_threads(degree).run(
         lambda rank: train_on(rank, models[rank.rank], rules, sequence_parallel)
     )
     divided = results[0][2]
@@ -234,39 +183,46 @@ def check_parity(layer, degree, sequence_parallel, **options):
     return results[0][3]
 
 
+@pytest.fixture
+def parity(rank_threads):
+    return partial(check_parity, rank_threads)
+
+
 @pytest.mark.parametrize("degree", [2, 4])
-def test_fused_attention_by_hand_and_turned_weights_train_like_one_process(degree):
-    forward, backward = check_parity(LAYERS["fused, written by hand"], degree, False)
+def test_fused_attention_by_hand_and_turned_weights_train_like_one_process(parity, degree):
+    forward, backward = parity(LAYERS["fused, written by hand"], degree, False)
     assert forward == backward == {"all_reduce": 2 * 2}  # two regions in each of two layers
 
 
-def test_grouped_queries_and_a_fused_gate_train_like_one_process():
-    forward, backward = check_parity(LAYERS["grouped and gated"], 2, False)
+def test_grouped_queries_and_a_fused_gate_train_like_one_process(parity):
+    forward, backward = parity(LAYERS["grouped and gated"], 2, False)
     assert forward == {"all_reduce": 4}
     assert backward == {"all_reduce": 4 + 2 * 2}  # and the head norm's weight and bias per layer
 
 
 @pytest.mark.parametrize("name", ["fused, written by hand", "grouped and gated"])
-def test_sequence_parallel_trains_like_one_process(name):
-    forward, _ = check_parity(LAYERS[name], 2, True)
+def test_sequence_parallel_trains_like_one_process(parity, name):
+    forward, _ = parity(LAYERS[name], 2, True)
     assert forward == {"all_gather": 4 + 1, "reduce_scatter": 4}  # one gather after the last block
 
 
-def test_linears_in_the_block_itself_train_like_one_process():
-    assert check_parity(FlatLayer, 2, False) == ({"all_reduce": 2}, {"all_reduce": 2})
+def test_linears_in_the_block_itself_train_like_one_process(parity):
+    assert parity(FlatLayer, 2, False) == ({"all_reduce": 2}, {"all_reduce": 2})
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_recomputed_blocks_train_like_one_process(sequence_parallel):
-    check_parity(LAYERS["fused, written by hand"], 2, sequence_parallel, recompute=True)
+def test_recomputed_blocks_train_like_one_process(parity, sequence_parallel):
+    parity(LAYERS["fused, written by hand"], 2, sequence_parallel, recompute=True)
 
 
-def test_a_fault_in_the_backward_pass_would_be_seen(monkeypatch):
+def test_a_fault_in_the_backward_pass_would_be_seen(monkeypatch, parity, rank_threads):
     monkeypatch.setattr(
-        Rank, "all_reduce", lambda self, t, where: self.board.exchange(0, t)[0].clone()
+        rank_threads.rank_type,
+        "all_reduce",
+        lambda self, t, where: self.board.exchange(0, t)[0].clone(),
     )
     with pytest.raises((AssertionError, threading.BrokenBarrierError)):
-        check_parity(FlatLayer, 2, False)
+        parity(FlatLayer, 2, False)
 
 
 def rules_of_flat():
