@@ -95,12 +95,22 @@ def _try(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Use:
-    """One call that was given a parameter: by which function, at which place, in which module."""
+    """One call that was given a parameter: by which function, at which place, in which module.
+
+    `at_inputs` if its first argument was made of the model's integer inputs; `option` is one of
+    `F.embedding` that has no divided form.
+    """
 
     function: str
     place: int
     module: str
-    why_not: str = ""
+    at_inputs: bool
+    option: str
+
+
+def _option(arguments: Arguments) -> str:
+    options = ((3, "max_norm"), (5, "scale_grad_by_freq"), (6, "sparse"))
+    return next((name for place, name in options if arguments.get(place, name)), "")
 
 
 class _Watch(TorchFunctionMode):
@@ -188,28 +198,23 @@ class _Watch(TorchFunctionMode):
             function=arguments.name,
             place=given.index(True) if True in given else -1,
             module=self._entered[-1] if self._entered else "",
-            why_not=self._unfit(arguments) if arguments.name == STYLES[EMBEDDING] else "",
+            at_inputs=id(arguments.get(0, "input")) in self._inputs,
+            option=_option(arguments) if arguments.name == STYLES[EMBEDDING] else "",
         )
         self._uses.setdefault(id(parameter), []).append(use)
-
-    def _unfit(self, arguments: Arguments) -> str:
-        options = ((3, "max_norm"), (5, "scale_grad_by_freq"), (6, "sparse"))
-        for place, name in options:
-            if arguments.get(place, name):
-                return f"its embedding is given {name}"
-        if id(arguments.get(0, "input")) not in self._inputs:
-            return "it is not read at the model's inputs"
-        return ""
 
     def candidates(self, heads: frozenset[str]) -> Iterator[nn.Parameter]:
         """Weights of some size that are read at the model's inputs or make the scores."""
         for identity, uses in self._uses.items():
             parameter = self._parameters[identity]
             looked_up = any(
-                use.function == STYLES[EMBEDDING] and not use.why_not and use.place == 1
+                use.function == STYLES[EMBEDDING] and use.place == 1 and use.at_inputs
                 for use in uses
             )
-            is_head = any(use.module in heads and use.place == 1 for use in uses)
+            is_head = any(
+                use.function == STYLES[HEAD] and use.place == 1 and use.module in heads
+                for use in uses
+            )
             large = parameter.numel() >= SMALLEST_SHARE * self._numel
             if parameter.ndim == 2 and large and (looked_up or is_head):
                 yield parameter
@@ -226,8 +231,10 @@ class _Watch(TorchFunctionMode):
             if style is None or use.place != 1 or module is None or own is None:
                 at = use.module or "the model's own forward"
                 raise TensorParallelError(f"it is also used by {use.function} in {at}")
-            if use.why_not or (style == HEAD and use.module not in heads):
-                raise TensorParallelError(use.why_not or f"{use.module} does not feed the loss")
+            if use.option:
+                raise TensorParallelError(f"{use.module} looks it up with {use.option}")
+            if style == HEAD and use.module not in heads:
+                raise TensorParallelError(f"the loss is not made of what {use.module} gives")
             rules[use.module] = TensorParallelRule(
                 module=use.module,
                 style=style,
