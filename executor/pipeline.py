@@ -112,6 +112,10 @@ class RecordedStage(PipelineStage):
                 late.run()
             return (), None
         if backward_type == "full" or not self._splits:
+            if bwd_kwargs["output_grads"] is None:
+                # A loss in a tuple, as it comes here from I, is silently left out by torch.
+                [loss] = _leaves_of(bwd_kwargs["stage_output"])
+                bwd_kwargs = bwd_kwargs | {"stage_output": loss}
             whole: tuple[Gradients, Any] = super().backward_maybe_with_nosync(
                 "full", bwd_kwargs, last_backward
             )

@@ -107,5 +107,5 @@ def test_split_actions_of_several_stages_are_the_whole_backward(
         torch.testing.assert_close(module.layer.weight.grad, gradient, rtol=0, atol=1e-14)
         assert module.calls == 2  # and not the call by which shapes were learned
     assert [name for name in ran if name[0] == "1"] == [
-        "1F0", "1F1", "1I0", "1W0", "1I1", "1W1",
+        "1F0", "1I0", "1W0", "1F1", "1I1", "1W1",
     ]  # fmt: skip
