@@ -149,5 +149,5 @@ class _ReadBoxes(DefaultLoadPlanner):
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         index = read_item.dest_index
-        [box] = [box for box in self._boxes[index.fqn] if box.offsets == tuple(index.offset or ())]
+        box = self._boxes[index.fqn][index.index or 0]
         return box_of(box.tensor, read_item.dest_offsets, read_item.lengths)

@@ -56,7 +56,7 @@ def agree_on_writers(compiled: ParallelModel, group: dist.ProcessGroup) -> Holdi
             for name, parts in held.items()
             for part in parts
         },
-        list(own_buffers(compiled)),
+        [name for name, _ in own_buffers(compiled)],
     )
     everywhere = [mine] * dist.get_world_size(group)
     dist.all_gather_object(everywhere, mine, group=group)
@@ -74,7 +74,7 @@ def agree_on_writers(compiled: ParallelModel, group: dist.ProcessGroup) -> Holdi
             for name, parts in held.items()
         },
         speaks_for=frozenset(name for name in first if writer[name, first[name]] == me),
-        buffers=frozenset(own_buffers(compiled)) - earlier,
+        buffers=frozenset(mine[1]) - earlier,
     )
 
 
@@ -95,14 +95,17 @@ def share_out(held: Sequence[Mapping[PartKey, int]]) -> dict[PartKey, int]:
     return writer
 
 
-def own_buffers(compiled: ParallelModel) -> dict[str, torch.Tensor]:
-    """This rank's buffers under the names of the whole model."""
-    return {
-        name: buffer
+def own_buffers(compiled: ParallelModel) -> list[tuple[str, torch.Tensor]]:
+    """This rank's buffers under the names of the whole model.
+
+    What owns no parameter runs on every stage, so a name may come once for each.
+    """
+    return [
+        (name, buffer)
         for stage in compiled.stages
         for name, buffer in stage.model.named_buffers()
         if name in compiled.whole.shapes
-    }
+    ]
 
 
 class ChangedBuffers:
@@ -112,11 +115,10 @@ class ChangedBuffers:
     """
 
     def __init__(self, compiled: ParallelModel) -> None:
-        self._built = {n: (b, b._version) for n, b in own_buffers(compiled).items()}
+        self._built = {id(b): (b, b._version) for _, b in own_buffers(compiled)}
 
-    def __contains__(self, named: tuple[str, torch.Tensor]) -> bool:
-        name, buffer = named
-        built, version = self._built.get(name, (None, -1))
+    def __contains__(self, buffer: torch.Tensor) -> bool:
+        built, version = self._built.get(id(buffer), (None, -1))
         return buffer is not built or buffer._version != version
 
 
@@ -129,8 +131,8 @@ def boxes_to_write(
         shape, parts = compiled.whole.shapes[name], holding.written[name]
         yield from _boxes((MODEL, name), shape, local(parameter.detach()), parts)
         yield from _optimizer_boxes(compiled, holding, name, parameter)
-    for name, buffer in own_buffers(compiled).items():
-        if name in holding.buffers and (name in persistent or (name, buffer) in changed):
+    for name, buffer in dict(own_buffers(compiled)).items():
+        if name in holding.buffers and (name in persistent or buffer in changed):
             room = MODEL if name in persistent else BUFFERS
             yield whole_box((room, name), buffer.detach())
     for purpose, state in random_state().items():
@@ -223,7 +225,7 @@ def model_boxes(compiled: ParallelModel, held: Held, stored: Stored) -> list[Box
     for name, parameter in compiled.parameters.items():
         shape, own = compiled.whole.shapes[name], local(parameter.detach())
         boxes += _boxes((MODEL, name), shape, own, held[name])
-    for name, buffer in own_buffers(compiled).items():
+    for name, buffer in own_buffers(compiled):
         for room in (MODEL, BUFFERS):
             shape, _ = stored.get(f"{room}.{name}", (None, None))
             if shape == tuple(buffer.shape):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from claw_plan.executor.batches import make_source
+from claw_plan.executor.checkpoint_options import CheckpointOptions
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import TRAIN, Job, end_together
 from claw_plan.executor.launch import start_ranks
@@ -32,9 +33,11 @@ def run_plan(
     *,
     data: Path | None = None,
     runs: Path = Path("runs"),
+    checkpoints: CheckpointOptions | None = None,
     on_step: OnStep = lambda line: None,
 ) -> RunResult | None:
-    """Trains for `steps` optimizer steps and writes runs/<id>/.
+    """Trains for `steps` optimizer steps, those before a resumed checkpoint counted, and writes
+    runs/<id>/.
 
     Under torchrun or srun every rank calls it, and all but rank 0 get None. Raises PlanError and
     InputError for what is wrong with plan, model or data, ExecutionError when a rank fails.
@@ -44,14 +47,15 @@ def run_plan(
     if data is not None and not data.is_file():
         raise InputError(f"--data {data} is not a file; give any text file")
     plan, loaded = open_plan(plan_path)
+    checkpoints = (checkpoints or CheckpointOptions()).checked(steps, runs)
     if data is not None:
         make_source(plan, loaded, data)  # says what is wrong with it before any rank starts
     rank = Rank.from_environment(device_type=device_type_of(plan))
     check_machine(plan, rank)
     if rank is not None:
-        return _run_joined(plan_path, steps, data, runs, rank, on_step)
+        return _run_joined(plan_path, steps, data, runs, checkpoints, rank, on_step)
     folder = make_run_folder(runs, plan_path)
-    job = _job(folder, steps, data, device_type_of(plan))
+    job = _job(folder, steps, data, device_type_of(plan), checkpoints)
     tail = _Tail(folder / STEPS_FILE, on_step)
     try:
         start_ranks(job, plan.knobs().num_devices, watch=tail.read)
@@ -87,7 +91,9 @@ def check_machine(plan: Plan, rank: Rank | None) -> None:
         )
 
 
-def _job(folder: Path, steps: int, data: Path | None, device_type: str) -> Job:
+def _job(
+    folder: Path, steps: int, data: Path | None, device_type: str, checkpoints: CheckpointOptions
+) -> Job:
     return Job(
         kind=TRAIN,
         folder=folder.resolve(),
@@ -95,11 +101,18 @@ def _job(folder: Path, steps: int, data: Path | None, device_type: str) -> Job:
         steps=steps,
         device_type=device_type,
         data=str(data.resolve()) if data is not None else "",
+        **checkpoints.job_fields(folder),
     )
 
 
 def _run_joined(
-    plan_path: Path, steps: int, data: Path | None, runs: Path, rank: Rank, on_step: OnStep
+    plan_path: Path,
+    steps: int,
+    data: Path | None,
+    runs: Path,
+    checkpoints: CheckpointOptions,
+    rank: Rank,
+    on_step: OnStep,
 ) -> RunResult | None:
     take_core(rank)
     join(rank)
@@ -108,7 +121,7 @@ def _run_joined(
     ]
     dist.broadcast_object_list(folders)
     folder = Path(str(folders[0]))
-    job = _job(folder, steps, data, rank.device_type)
+    job = _job(folder, steps, data, rank.device_type, checkpoints)
     with end_together(job.folder, rank.rank) as progress:
         records = train(job, rank, progress, on_step)
         result = write_run(folder, records, rank) if rank.rank == 0 else None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from claw_plan.executor.batches import TextSource, check_vocabulary, make_source, own_slice
+from claw_plan.executor.batches import Source, TextSource, check_vocabulary, make_source, own_slice
 from claw_plan.executor.gradients import local
 from claw_plan.executor.host_memory import MemoryMeter
 from claw_plan.executor.job import Job, Progress
@@ -27,6 +27,8 @@ from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.pipeline import time_sends
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.recorder import StepRecorder
+from claw_plan.executor.run_checkpoints import RunCheckpoints
+from claw_plan.executor.stopping import StopRequest
 from claw_plan.planner.problem import optimizer_work
 from claw_plan.profiles.units import ms_from_ns
 from claw_plan.profiles.work import CollectiveWork, OpWork
@@ -38,16 +40,22 @@ PLAIN, TIMELINE, WORK = "plain", "timeline", "work"
 STEPS_FILE = "steps.jsonl"
 
 OnStep = Callable[[Mapping[str, Any]], None]
-"""Called with each line of steps.jsonl: step, loss, step_time_ms, process_time_ms, way."""
+"""Called with each line of steps.jsonl: step, loss, step_time_ms, process_time_ms, way, and
+`note` where something is to be said."""
 
 
 @dataclass(kw_only=True)
 class RankRecord:
     """What one rank saw. Lists have an entry a step; `spans` those of each recorded step, counted
     from 1; `samples` go into the profile.
+
+    The run began after `first_step` steps of the training; `checkpoint` is what it wrote at its
+    end, empty for nothing.
     """
 
     rank: int
+    first_step: int = 0
+    checkpoint: str = ""
     losses: list[float] = field(default_factory=list)
     wall_ns: list[int] = field(default_factory=list)
     process_ns: list[int] = field(default_factory=list)
@@ -94,28 +102,49 @@ def train(
     if isinstance(source, TextSource):
         for stage in compiled.stages:
             check_vocabulary(stage)
+    checkpoints = RunCheckpoints(job, compiled)
     memory.reset()
-    record = RankRecord(rank=rank.rank, ways=ways_of(job.steps), data=source.says)
+    record = RankRecord(
+        rank=rank.rank,
+        first_step=checkpoints.first_step,
+        ways=ways_of(job.steps - checkpoints.first_step),
+        data=source.says,
+    )
+    stop = StopRequest()
     dist.barrier()
-    for step, way in enumerate(record.ways):
-        progress.step = step + 1
-        start_ns, process_ns = time.perf_counter_ns(), time.process_time_ns()
-        batch = own_slice(source.global_batch(step), compiled.mesh.data_index, compiled.knobs.dp)
-        with _recording(compiled, rank, way, record):
-            loss = compiled.train_step(_to(batch, rank.device))
-        record.wall_ns.append(time.perf_counter_ns() - start_ns)
-        record.process_ns.append(time.process_time_ns() - process_ns)
-        record.losses.append(loss)
-        if rank.rank == 0:
-            on_step(_tell(job.folder, record))
+    with stop.listen():
+        for way in record.ways:
+            step = record.first_step + len(record.losses)
+            progress.step = step + 1
+            stop.begin_step()
+            _one_step(compiled, source, step, way, record, rank)
+            progress.stopped_by = stop.agreed()
+            ends = bool(progress.stopped_by) or step + 1 == job.steps
+            note = checkpoints.after_step(step + 1, ends=ends)
+            if rank.rank == 0:
+                on_step(_tell(job.folder, record, note))
+            if progress.stopped_by:
+                break
+    del record.ways[len(record.losses) :]
+    record.checkpoint = checkpoints.last
     record.peak_memory_bytes = memory.peak_bytes()
     if WORK in record.ways and compiled.pipeline_stages:
-        sends = time_sends(
-            compiled.pipeline_stages, plan.schedule.name, compiled.mesh.group("pp")
-        )
+        sends = time_sends(compiled.pipeline_stages, plan.schedule.name, compiled.mesh.group("pp"))
         for work, samples in sends.items():
             record.samples[work] = samples
     return _collect(record, rank)
+
+
+def _one_step(
+    compiled: ParallelModel, source: Source, step: int, way: str, record: RankRecord, rank: Rank
+) -> None:
+    start_ns, process_ns = time.perf_counter_ns(), time.process_time_ns()
+    batch = own_slice(source.global_batch(step), compiled.mesh.data_index, compiled.knobs.dp)
+    with _recording(compiled, rank, way, record):
+        loss = compiled.train_step(_to(batch, rank.device))
+    record.wall_ns.append(time.perf_counter_ns() - start_ns)
+    record.process_ns.append(time.process_time_ns() - process_ns)
+    record.losses.append(loss)
 
 
 def _to(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
@@ -144,7 +173,7 @@ def _recording(
     finally:
         compiled.recorder = None
     if way == TIMELINE:
-        step = len(record.losses) + 1
+        step = record.first_step + len(record.losses) + 1
         record.spans[step] = sorted(recorder.spans, key=lambda span: span.start_ns)
     for work, samples in recorder.samples.items():
         record.samples.setdefault(work, []).extend(samples)
@@ -156,15 +185,17 @@ def own_optimizer_work(compiled: ParallelModel) -> OpWork:
     return optimizer_work(compiled.plan.training.optimizer, elements)
 
 
-def _tell(folder: Path, record: RankRecord) -> dict[str, object]:
+def _tell(folder: Path, record: RankRecord, note: str) -> dict[str, object]:
     """Writes one line a step, which the launcher reads for its progress bar."""
-    line = {
-        "step": len(record.losses),
+    line: dict[str, object] = {
+        "step": record.first_step + len(record.losses),
         "loss": record.losses[-1],
         "step_time_ms": ms_from_ns(record.wall_ns[-1]),
         "process_time_ms": ms_from_ns(record.process_ns[-1]),
         "way": record.ways[len(record.losses) - 1],
     }
+    if note:
+        line["note"] = note
     with (folder / STEPS_FILE).open("a") as file:
         file.write(json.dumps(line) + "\n")
     return line

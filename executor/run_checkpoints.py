@@ -1,0 +1,53 @@
+"""When a run reads and writes checkpoints: at its start, every N steps, at its end.
+
+A checkpoint that cannot be written while training goes on is told and tried again N steps later;
+the state of training and the older checkpoints are as they were. One at the end of a run that
+cannot be written fails the run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from claw_plan.executor.checkpoint import Checkpointer
+from claw_plan.executor.checkpoint_folder import name_of
+from claw_plan.executor.checkpoint_import import load_weights
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.job import Job
+from claw_plan.executor.parallel_model import ParallelModel
+
+
+class RunCheckpoints:
+    """All ranks construct it, which loads what the job says, and call `after_step`.
+
+    `first_step` steps are done when the run begins; `last` is what was written at its end.
+    """
+
+    def __init__(self, job: Job, compiled: ParallelModel) -> None:
+        self._folder = Path(job.checkpoint_folder) if job.checkpoint_folder else None
+        self._every = job.checkpoint_every
+        self.first_step, self.last = 0, ""
+        self._checkpointer: Checkpointer | None = None
+        if job.init_from:
+            load_weights(compiled, Path(job.init_from))
+        if self._folder is not None or job.resume:
+            self._checkpointer = Checkpointer(compiled, self._folder, keep=job.keep)
+            if job.resume:
+                self.first_step = self._checkpointer.load(Path(job.resume)).step
+
+    def after_step(self, step: int, *, ends: bool) -> str:
+        """Saves after `step` steps if it is time to; answers what is to be said, mostly nothing.
+
+        Raises ExecutionError when the run ends and its state cannot be written.
+        """
+        if self._checkpointer is None or self._folder is None:
+            return ""
+        if not ends and (self._every == 0 or step % self._every):
+            return ""
+        note = self._checkpointer.save(step)
+        if ends:
+            failed = self._checkpointer.finish()
+            if failed:
+                raise ExecutionError(f"{failed}; older checkpoints there are as they were")
+            self.last = str(self._folder / name_of(step))
+        return f"{note}; training goes on" if note else ""
