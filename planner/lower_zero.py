@@ -21,6 +21,7 @@ from claw_plan.planner.placement import expert_groups, replica_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.shards import ShardSizes, local_numel
 from claw_plan.planner.stage_streams import StageStreams
+from claw_plan.profiles.work import DTYPE_BYTES
 
 DENSE, EXPERT = 0, 1
 
@@ -70,8 +71,15 @@ class CopiedParameters(DataParallel):
         if self.by_unit:
             for unit in units:
                 self._arrived[unit] = self._exchange_unit(
-                    "all_gather", self._problem.training.compute_bytes, unit, [], beside=True
+                    "all_gather", self._gathered_bytes(unit), unit, [], beside=True
                 )
+
+    def _gathered_bytes(self, unit: int) -> int:
+        """Of an element: blocks whose products take fp8 are gathered as such."""
+        is_block = 0 < unit < len(self._problem.graph.units) - 1
+        if is_block and self._trainer.gathers_float8:
+            return DTYPE_BYTES["float8"]
+        return self._problem.training.compute_bytes
 
     @override
     def before_unit(self, unit: int, backward: bool) -> None:
@@ -127,7 +135,7 @@ class CopiedParameters(DataParallel):
         if self._is_sharded and not self._trainer.gathers_beside:
             for unit in units:
                 self._exchange_unit(
-                    "all_gather", self._problem.training.compute_bytes, unit, [], beside=False
+                    "all_gather", self._gathered_bytes(unit), unit, [], beside=False
                 )
         lingering = round(self._trainer.zero_rank_ns * (owners[DENSE] - 1))
         if lingering and self._start == 0:

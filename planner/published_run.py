@@ -69,7 +69,7 @@ def pose(
             f"the plan uses {candidate.num_devices} devices, the cluster has "
             f"{row.cluster.num_devices}"
         )
-    graph = _graph(row.dimensions, _division(plan, trainer), plan, trainer.fuses_accumulation)
+    graph = _graph(row.dimensions, _division(plan, trainer), plan, trainer)
     training = Training(
         global_batch=plan.global_batch,
         seq_len=row.dimensions.seq_len,
@@ -98,8 +98,10 @@ def with_settings(trainer: Trainer, plan: PublishedPlan) -> Trainer:
         tp *= ASYNC_TP
     if not plan.overlaps_tp:
         tp *= NOT_OVERLAPPED_TP
+    is_float8 = plan.linear_dtype == "float8" and plan.scaling == "tensor"
     return replace(
         trainer,
+        gathers_float8=trainer.gathers_float8 and is_float8,
         memory_scale=trainer.memory_scale * memory,
         host_ns=trainer.host_ns * host,
         tp_scale=trainer.tp_scale * tp,
@@ -141,9 +143,10 @@ def _division(plan: PublishedPlan, trainer: Trainer) -> Division:
 
 
 def _graph(
-    dims: Dimensions, division: Division, plan: PublishedPlan, is_fused: bool
+    dims: Dimensions, division: Division, plan: PublishedPlan, trainer: Trainer
 ) -> ModelGraph:
-    return _traced(dims, division, plan.dtype, plan.linear_dtype, plan.scaling, is_fused)
+    sum_bytes = trainer.gradient_bytes if trainer.fuses_accumulation else 0
+    return _traced(dims, division, plan.dtype, plan.linear_dtype, plan.scaling, sum_bytes)
 
 
 @lru_cache(maxsize=1024)
@@ -153,11 +156,11 @@ def _traced(
     dtype: str,
     linear_dtype: str,
     scaling: str,
-    is_fused: bool,
+    sum_bytes: int,
 ) -> ModelGraph:
     graph = trace_reference(dims, division, dtype)
-    if is_fused:
-        graph = with_fused_accumulation(graph)
+    if sum_bytes:
+        graph = with_fused_accumulation(graph, sum_bytes)
     return with_linear_dtype(graph, linear_dtype, scaling) if linear_dtype else graph
 
 

@@ -56,12 +56,19 @@ class CollectiveCost:
 
 
 def scaled(cost: CollectiveCost, factor: float) -> CollectiveCost:
-    """The collective `factor` times as slow on idle links."""
+    """The collective `factor` times as slow on idle links.
+
+    Below 1 a part of it is not waited for, and does not take its links either: a higher rate
+    would meet their capacity.
+    """
     if factor == 1.0:
         return cost
+    latency_ns = round(cost.latency_ns * factor)
+    if factor < 1.0:
+        return replace(cost, latency_ns=latency_ns, bytes=round(cost.bytes * factor))
     return replace(
         cost,
-        latency_ns=round(cost.latency_ns * factor),
+        latency_ns=latency_ns,
         rate_cap_bytes_per_s=cost.rate_cap_bytes_per_s / factor,
     )
 

@@ -13,11 +13,15 @@ from itertools import pairwise
 from claw_plan.profiles.published_fields import Fields
 from claw_plan.profiles.training_row import Dimensions, PublishedPlan
 
-_MEGATRON = ("megatron-core", "megatron-core-26", "megatron-2021", "megascale", "simumax")
-_SEQUENCE_PARALLEL = ("megatron-core", "megatron-core-26", "megascale", "torchtitan", "simumax")
+_MEGATRON_PAPERS = ("megatron-2021", "megatron-2022")
+_MEGATRON_CORE = ("megatron-core", "megatron-core-26", "megascale", "simumax")
+_MEGATRON = (*_MEGATRON_CORE, *_MEGATRON_PAPERS)
+_SEQUENCE_PARALLEL = ("torch", "torchtitan", *_MEGATRON_CORE)
+"""Trainers whose tensor parallelism divides the sequence too where nothing is said of it; Llama
+3's is that of Korthikanti et al. (arXiv 2407.21783, section 3.3.2)."""
 _PYTORCH = ("torch", "torchtitan", "llm-foundry", "fms-fsdp", "maxtext")
 
-MAX_CHUNKS = {"megascale": 6, "megatron-2021": 3, "torchtitan": 2, "torch": 8}
+MAX_CHUNKS = {"megascale": 6, "megatron-2021": 3, "megatron-2022": 3, "torchtitan": 2, "torch": 8}
 """Virtual stages taken at most where they are not printed, for trainers that interleave: 6 in
 MegaScale's runs (arXiv 2402.15627), 3 in Megatron's of 175B and 530B parameters (arXiv
 2205.05198, table 3), 2 torchtitan's default, one layer each in Llama 3's (arXiv 2407.21783)."""
@@ -191,7 +195,7 @@ def _usual_recompute(sizes: Dimensions, trainer: str) -> str:
     Megatron's recipes recompute a little of mixtures of experts and nothing of dense models;
     MaxText's and torchtitan's keep about half; Megatron of 2021 to 2023 the attention's core.
     """
-    if trainer in ("megatron-2021", "megascale"):
+    if trainer in (*_MEGATRON_PAPERS, "megascale"):
         return "attention"
     if trainer in ("maxtext", "torchtitan", "fms-fsdp"):
         return "half"

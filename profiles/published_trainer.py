@@ -27,7 +27,7 @@ _SOFTWARE = (
     (r"homogeneous_results|dachengli1/amp|\bamp \(", "amp"),
     (r"\balpa\b", "alpa"),
     (r"vtrain", "vtrain"),
-    (r"2104\.04473|2205\.05198|narayanan|korthikanti", "megatron-2021"),
+    (r"2104\.04473|narayanan", "megatron-2021"),
     (r"megatron|nemo|mlperf.*nvidia|dgx cloud", "megatron-core"),
 )
 """Words of a source, the more particular first."""
@@ -65,6 +65,8 @@ def trainer_of(family: str, facts: Mapping[str, str]) -> str:
     if family == "megascale" or "megascale" in text:
         is_baseline = "baseline megatron" in facts.get("notes", "").lower()
         return "megatron-2021" if is_baseline else "megascale"
+    if re.search(r"2205\.05198|korthikanti", text):
+        return "megatron-2022"
     if "maxtext" in text:
         return "maxtext"
     known = _FAMILIES.get(family) or _by_words(text)

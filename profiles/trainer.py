@@ -42,8 +42,10 @@ class Trainer:
 
     `keeps_compute_copy`: parameters are stored in the compute precision with fp32 copies in the
     optimizer (Megatron), else in fp32 and cast by fully_shard. `gradient_bytes` of an element
-    where gradients are accumulated and reduced. `reduces_beside` and `gathers_beside`: whether
-    that traffic runs beside computation. `fused_attention`, `fused_loss`: as in
+    where gradients are accumulated and reduced. `fuses_accumulation`: products for weight
+    gradients add to those sums themselves. `gathers_float8`: weights that are scaled by tensor
+    are gathered in fp8 where products take them so. `reduces_beside` and `gathers_beside`:
+    whether that traffic runs beside computation. `fused_attention`, `fused_loss`: as in
     `reference_model.Division`. `loss_in_place`: the loss overwrites its scores, of `score_bytes`
     each: 2 where its kernel reads the 16-bit logits and makes no fp32 copy.
     `recompute_stops_early`: torch's checkpoint stops at the last
@@ -70,6 +72,8 @@ class Trainer:
     step_ns: float = 0.0
     keeps_compute_copy: bool = False
     gradient_bytes: int = 4
+    fuses_accumulation: bool = False
+    gathers_float8: bool = False
     reduces_beside: bool = True
     gathers_beside: bool = True
     fused_attention: bool = True
@@ -83,11 +87,6 @@ class Trainer:
     relative: Mapping[str, float] = field(default_factory=dict)
     fitted: tuple[str, ...] = ()
     source: str = ""
-
-    @property
-    def fuses_accumulation(self) -> bool:
-        """Whether products for weight gradients add to fp32 sums themselves (Megatron-Core)."""
-        return self.keeps_compute_copy and self.gradient_bytes == 4
 
 
 NEUTRAL = Trainer(name="neutral", source="plain sums of kernels and collectives")

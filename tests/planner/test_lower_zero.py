@@ -67,6 +67,15 @@ def test_gradients_are_scattered_and_parameters_gathered_once_a_step(toys, train
     assert sorted(found) == sorted(scattered + gathered)
 
 
+def test_blocks_that_multiply_in_fp8_are_gathered_in_fp8(toys):
+    """One byte an element; the embedding and the head stay in 16 bits."""
+    found = traffic(lowered(posed(toys, replace(MEGATRON, gathers_float8=True)), ZERO1).graph)
+    gathered = {name: size for name, size in found if name.startswith("all_gather")}
+    assert gathered == {
+        f"all_gather unit {unit}": n * (2 if unit == 0 else 1) for unit, n in ELEMENTS.items()
+    }
+
+
 def test_without_zero_gradients_are_all_reduced(toys):
     found = traffic(lowered(posed(toys, MEGATRON), Candidate(dp_replicate=2, zero=1)).graph)
     assert sorted(found) == sorted((f"all_reduce unit {u}", 4 * n) for u, n in ELEMENTS.items())

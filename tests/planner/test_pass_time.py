@@ -19,7 +19,7 @@ from claw_plan.planner.pass_time import (
     merge,
     stretch_of,
 )
-from claw_plan.profiles.cost import CollectiveCost
+from claw_plan.profiles.cost import CollectiveCost, scaled
 from claw_plan.profiles.trainer import NEUTRAL, Trainer
 from claw_plan.profiles.work import OpWork
 
@@ -172,3 +172,15 @@ def test_a_trainers_factors_act_on_their_kernels_and_axes():
     assert parts == ["memory", "attention", "gemm:float8", "grouped:float8"]
     assert [kernel_scale(trainer, part) for part in parts] == [2.0, 3.0, 1.0, 5.0]
     assert [exchange_scale(trainer, axis) for axis in ("tp", "cp", "ep")] == [7.0, 0.5, 0.25]
+
+
+@given(COSTS, st.floats(0.01, 8.0))
+def test_scaled_collectives_last_so_much_longer_and_never_ask_for_more_than_their_link(
+    cost: CollectiveCost, factor: float
+) -> None:
+    """What an exchange is waited for may shrink; the link's capacity does not grow by that."""
+    found = scaled(cost, factor)
+    rounding = 2 + factor + 1e9 / cost.rate_cap_bytes_per_s
+    assert found.alone_ns == pytest.approx(factor * cost.alone_ns, rel=1e-6, abs=rounding)
+    assert found.rate_cap_bytes_per_s <= cost.rate_cap_bytes_per_s
+    assert found.bytes <= cost.bytes

@@ -171,3 +171,11 @@ def test_microbatches_without_equal_rounds_are_simulated_without_virtual_stages(
 
 def test_one_stage_has_no_virtual_ones() -> None:
     assert read(vpp=4)[0].vpp == 1
+
+
+def test_tensor_parallelism_divides_the_sequence_where_the_trainer_does() -> None:
+    for trainer, divides in (("torch", True), ("megatron-core", True), ("megatron-2022", False)):
+        plan, assumed = read(trainer, tp=8)
+        assert plan.sequence_parallel is divides
+        assert f"sequence parallelism not printed: {'on' if divides else 'off'}" in assumed
+    assert read("megatron-2022", tp=8, sequence_parallel=True)[0].sequence_parallel

@@ -24,6 +24,7 @@ BRIDGE = {
         ("nvidia-jax", {"title": "JAX-Toolbox MaxText notes"}, "maxtext"),
         ("megatron-paper", {"sharding": "ZeRO-3 (DeepSpeed)"}, "deepspeed-zero3"),
         ("megatron-paper", {"sharding": "none (DDP)"}, "megatron-2021"),
+        ("megatron-paper", {"where": "arXiv 2205.05198"}, "megatron-2022"),
         ("megascale", {"notes": "baseline Megatron-LM"}, "megatron-2021"),
         ("megascale", {"notes": "parallel transformer block"}, "megascale"),
         ("somebody", {"title": "our torchtitan runs"}, "torchtitan"),
