@@ -95,6 +95,11 @@ class TiedGradients:
         self._mine = [(held[name], self.holders[name]) for name in self.holders if name in held]
         self._groups = _groups_of(self.holders.values(), pp_group)
 
+    def is_first_holder(self, name: str) -> bool:
+        """Whether no earlier rank of the pipeline holds the parameter too."""
+        stages = self.holders.get(name)
+        return stages is None or stages[0] == dist.get_rank(self._pp_group)
+
     def add_up(self) -> None:
         """Sums the gradients; every holder has the whole gradient afterwards."""
         for parameter, stages in self._mine:

@@ -25,14 +25,20 @@ ShareOfLoss = Callable[[torch.Tensor, int], torch.Tensor]
 """(loss, number of microbatches) to what the microbatch's backward starts from."""
 
 
-def replicate(module: nn.Module, mesh: Mesh, bucket_bytes: int) -> nn.Module:
-    """The module whose replicas' gradients meet during backward, in buckets."""
+def replicate(
+    module: nn.Module, mesh: Mesh, bucket_bytes: int, *, finds_unreached: bool
+) -> nn.Module:
+    """The module whose replicas' gradients meet during backward, in buckets.
+
+    With `finds_unreached` it looks in each backward which parameters get no gradient.
+    """
     return DistributedDataParallel(
         module,
         process_group=mesh.group("dp_replicate"),
         bucket_cap_mb=bucket_bytes / MIB,
         broadcast_buffers=False,
         gradient_as_bucket_view=True,
+        find_unused_parameters=finds_unreached,
     )
 
 

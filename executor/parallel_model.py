@@ -21,14 +21,20 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 
-from claw_plan.executor.checkpoint_layout import WholeState
+from claw_plan.executor.batch_norm import RunningStatistics
+from claw_plan.executor.checkpoint_layout import WholeState, divided_as
+from claw_plan.executor.clipping import clip, counted_here, global_norm
+from claw_plan.executor.dropout import seed_forwards
+from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_of_mean
 from claw_plan.executor.loss_scale import LossScale
 from claw_plan.executor.mesh import Mesh, make_mesh
 from claw_plan.executor.microbatches import replicate, run_microbatches
+from claw_plan.executor.offload import HostOptimizer
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.pipeline import RecordedStage, make_pipeline
 from claw_plan.executor.rank_stages import TiedCopy, make_rank_stages
+from claw_plan.executor.reached import leave_unreached
 from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.stages import Stage
 from claw_plan.executor.whole_model import AS_PLANNED
@@ -49,7 +55,8 @@ class ParallelModel:
     `parameters` are this rank's, under the names of the whole model; a tied parameter stands
     under the first of its names; `copies` are second places of some. `whole` is the model before
     it was divided. `schedule` runs forward and backward; without a pipeline it calls `module`,
-    the only one of `stages` or what replicates it.
+    the only one of `stages` or what replicates it. `unreached` names parameters that the loss may
+    not reach, `counted` are those whose part of the gradients' norm is counted on this rank.
     """
 
     plan: Plan
@@ -69,6 +76,9 @@ class ParallelModel:
     has_loss: bool = True
     pipeline_stages: tuple[RecordedStage, ...] = field(default=(), repr=False)
     loss_scale: LossScale | None = None
+    statistics: RunningStatistics | None = None
+    unreached: frozenset[str] = frozenset()
+    counted: Sequence[nn.Parameter] = ()
     recorder: StepRecorder | None = None
     optimizer_work: OpWork | None = None
 
@@ -78,6 +88,7 @@ class ParallelModel:
             loss = self.forward_backward(batch)
             self.finish_gradients()
         if self.loss_scale is None or self.loss_scale.divide(self.trainable()):
+            self.clip_gradients()
             with self._recorded_optimizer():
                 self.optimizer.step()
         self.optimizer.zero_grad()
@@ -100,8 +111,14 @@ class ParallelModel:
         """Accumulates the gradients of this rank's slice; answers with its mean loss."""
         for copied in self.copies:
             copied.take_value()
-        size = self.knobs.microbatch_size
-        rows = next(iter(batch.values())).shape[0]
+        size, rows = self.knobs.microbatch_size, next(iter(batch.values())).shape[0]
+        if rows != self.plan.training.global_batch // self.knobs.dp:
+            raise ExecutionError(
+                f"a rank trains on {self.plan.training.global_batch // self.knobs.dp} samples a "
+                f"step (global batch {self.plan.training.global_batch} over dp={self.knobs.dp}), "
+                f"but got {rows}; means over unequal parts would weigh samples unequally, so drop "
+                "or pad what is left over"
+            )
         microbatches = [
             {name: value[start : start + size] for name, value in batch.items()}
             for start in range(0, rows, size)
@@ -126,6 +143,26 @@ class ParallelModel:
             reduce_gradients(partial_sums, self.mesh.group("tp"), dist.ReduceOp.SUM, bucket_bytes)
         if self.tied is not None:
             self.tied.add_up()
+        if self.unreached:
+            leave_unreached(
+                [p for name, p in self.parameters.items() if name in self.unreached],
+                [self.mesh.group("dp_shard"), self.mesh.group("dp_replicate")],
+            )
+        if self.statistics is not None:
+            self.statistics.compose()
+
+    def clip_gradients(self) -> torch.Tensor | None:
+        """Clips complete gradients as the plan says; their norm before, None without clipping."""
+        max_norm = self.plan.training.clip_norm
+        if max_norm is None:
+            return None
+        norm = self.gradient_norm()
+        clip(self.trainable(), norm, max_norm)
+        return norm
+
+    def gradient_norm(self) -> torch.Tensor:
+        """The norm of all gradients of the model, as one process would see it."""
+        return global_norm(self.counted, self.device)
 
     def share_of_loss(self, loss: torch.Tensor, num_microbatches: int) -> torch.Tensor:
         """What a microbatch's backward starts from."""
@@ -155,6 +192,7 @@ def compile_plan(
     first = next(iter(held.stages.values()))
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
     trainable = [p for p in held.parameters.values() if p.requires_grad]
+    make = partial(make_optimizer, plan.training, loaded)
     num_stages = len(plan.stages)
     compiled = ParallelModel(
         plan=plan,
@@ -166,12 +204,14 @@ def compile_plan(
         parameters=held.parameters,
         copies=held.copies,
         whole=held.whole,
-        optimizer=make_optimizer(plan.training, loaded, trainable),
+        optimizer=HostOptimizer(make, trainable) if knobs.offload != "none" else make(trainable),
         schedule=lambda microbatches: torch.zeros(()),
         tensor_parallel=held.tensor_parallel,
         reduces_data_parallel=not shards and knobs.dp_replicate > 1 and knobs.pp > 1,
         has_loss=num_stages - 1 in held.stages,
-        loss_scale=LossScale() if scales_loss else None,
+        loss_scale=LossScale(plan.training.loss_scale_window) if scales_loss else None,
+        statistics=RunningStatistics(held.stages.values(), mesh),
+        unreached=held.unreached,
     )
     if knobs.pp > 1:
         group = mesh.group("pp")
@@ -188,7 +228,8 @@ def compile_plan(
         )
     else:
         if not shards and knobs.dp_replicate > 1:
-            compiled.module = replicate(first, mesh, knobs.bucket_bytes)
+            finds = bool(held.unreached)
+            compiled.module = replicate(first, mesh, knobs.bucket_bytes, finds_unreached=finds)
         compiled.schedule = partial(
             run_microbatches,
             compiled.module,
@@ -196,4 +237,11 @@ def compile_plan(
             compiled.recorded,
             compiled.share_of_loss,
         )
+    compiled.counted = counted_here(
+        held.parameters,
+        mesh,
+        lambda name: divided_as(compiled, name) is not None,
+        compiled.tied,
+    )
+    seed_forwards(mesh, plan.training.seed)
     return compiled

@@ -102,6 +102,7 @@ class PlannedModel(nn.Module):
         """Completes the gradients of a loop of the user's own; `step` has done it already."""
         if not self._in_step:
             self.compiled.finish_gradients()
+            self.compiled.clip_gradients()
 
 
 def parallelize(

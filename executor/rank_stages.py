@@ -16,8 +16,10 @@ import torch
 import torch.nn as nn
 
 from claw_plan.executor.checkpoint_layout import WholeState, whole_state
+from claw_plan.executor.dropout import OwnNumbers
 from claw_plan.executor.gradients import local
 from claw_plan.executor.mesh import Mesh
+from claw_plan.executor.reached import unreached
 from claw_plan.executor.recompute import recompute
 from claw_plan.executor.recording import record
 from claw_plan.executor.sharding import shard_stage
@@ -31,7 +33,7 @@ from claw_plan.executor.whole_model import (
     first_names,
     loss_of,
 )
-from claw_plan.planner.model_source import LoadedModel
+from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_stages import stage_spans
 from claw_plan.planner.schedules import stages_of_rank
@@ -70,6 +72,7 @@ class RankStages:
     copies: Sequence[TiedCopy]
     whole: WholeState
     tensor_parallel: TensorParallelModel | None
+    unreached: frozenset[str]
 
 
 def make_rank_stages(
@@ -85,6 +88,7 @@ def make_rank_stages(
     knobs = plan.knobs()
     model = build_whole(plan, loaded, precision)
     names, whole = first_names(model), whole_state(model)
+    not_reached = _unreached(plan, loaded, model, precision)
     stages, divided = {}, []
     for index, stage in _cut(plan, loaded, model, mesh.index("pp"), precision).items():
         start, end = stage_spans(plan)[index]
@@ -92,11 +96,21 @@ def make_rank_stages(
         if knobs.tp > 1:
             divided.append(divide_weights(plan, stage.model, blocks, mesh))
         stage.to(device)
-        if knobs.recompute == "full":
+        if knobs.recompute != "none":
             for block in blocks:
-                recompute(stage.model.get_submodule(block), precision)
+                recompute(stage.model.get_submodule(block), knobs.recompute, precision)
+        if knobs.sequence_parallel:
+            own = [stage.model.get_submodule(block) for block in blocks]
+            OwnNumbers(own, mesh.index("tp"), device)
         if shards:
-            shard_stage(stage, blocks, plan, mesh, lowers=precision == AS_PLANNED)
+            shard_stage(
+                stage,
+                blocks,
+                plan,
+                mesh,
+                lowers=precision == AS_PLANNED,
+                finds_unreached=bool(not_reached),
+            )
         stages[index] = stage
     parameters: dict[str, nn.Parameter] = {}
     copies = []
@@ -111,6 +125,7 @@ def make_rank_stages(
         copies=copies,
         whole=whole,
         tensor_parallel=_joined(divided) if divided else None,
+        unreached=not_reached,
     )
 
 
@@ -121,9 +136,7 @@ def _cut(
     call, spans = loss_of(loaded), stage_spans(plan)
     if len(spans) == 1:
         return {0: Stage(model, call)}
-    batch = loaded.example_batch(plan.knobs().microbatch_size, plan.training.seq_len)
-    if precision == DOUBLE:
-        batch = cast_floats(batch, torch.float64)
+    batch = _example(plan, loaded, precision)
     recording = record(model, plan.blocks, lambda module: call(module, batch))
     schedule, num_ranks = plan.schedule, plan.knobs().pp
     held = stages_of_rank(schedule.name, rank, num_ranks, schedule.stages_per_rank)
@@ -132,6 +145,25 @@ def _cut(
         index: Stage(own, call, recording, spans[index])
         for index, own in zip(held, models, strict=True)
     }
+
+
+def _example(plan: Plan, loaded: LoadedModel, precision: str) -> Batch:
+    batch = loaded.example_batch(plan.knobs().microbatch_size, plan.training.seq_len)
+    return cast_floats(batch, torch.float64) if precision == DOUBLE else batch
+
+
+def _unreached(
+    plan: Plan, loaded: LoadedModel, model: nn.Module, precision: str
+) -> frozenset[str]:
+    """Parameters without gradients, where data parallelism would wait for them.
+
+    Under a pipeline replicas are reduced after the step, with a flag for each gradient.
+    """
+    knobs = plan.knobs()
+    if knobs.dp == 1 or knobs.pp > 1:
+        return frozenset()
+    call, batch = loss_of(loaded), _example(plan, loaded, precision)
+    return unreached(model, lambda module: call(module, batch))
 
 
 def _joined(divided: Sequence[TensorParallelModel]) -> TensorParallelModel:

@@ -4,7 +4,8 @@ The model is called once on a microbatch of fake tensors (nothing is computed; o
 the model looks at values), and hooks note for each module what it returned, how many blocks had
 run when it was called (its *gaps*), and which differentiable results a block reads although its
 neighbour did not make them (an encoder's output: it must be *carried* along). The autograd graph
-of the loss then says which cuts are impossible, because something goes around them.
+of the loss then says what goes around a cut, as a skip connection does: it is *relayed*, sent
+along with the hidden state from stage to stage, or where that cannot be the cut is impossible.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from claw_plan.executor.torch_private import fake_mode, tree_leaves, tree_map, tree_map_only
+from claw_plan.executor.torch_private import (
+    fake_mode,
+    know_dataclasses,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+)
 from claw_plan.planner.errors import PlanError
 
 Run = Callable[[nn.Module], torch.Tensor]
@@ -32,14 +39,18 @@ class Recording:
     `outputs` maps a module to its result, tensors on the meta device; one that must cross a cut
     behind it has `requires_grad`. `gaps` holds the modules outside the blocks that own
     parameters. `carried` maps a module to (its gap, the last block that reads its result).
-    `around` maps a cut (the block after it) to a module whose result also goes around it.
+    `relayed` maps a cut (the block after it) to modules whose results cross it beside the hidden
+    state, `around` to one whose result goes around it and cannot be sent. `unused` are modules
+    outside the blocks that are never called and whose parameters the loss does not reach.
     """
 
     blocks: tuple[str, ...]
     outputs: dict[str, Any] = field(default_factory=dict)
     gaps: dict[str, set[int]] = field(default_factory=dict)
     carried: dict[str, tuple[int, int]] = field(default_factory=dict)
+    relayed: dict[int, list[str]] = field(default_factory=dict)
     around: dict[int, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
     def crossing(self, cut: int) -> tuple[str, ...]:
         """The modules whose results are sent over a cut before block `cut`.
@@ -53,7 +64,7 @@ class Recording:
                 f"plan with --fix pp=1"
             )
         carried = [name for name, (gap, last) in self.carried.items() if gap < cut <= last]
-        return tuple(dict.fromkeys([self.blocks[cut - 1], *carried]))
+        return tuple(dict.fromkeys([self.blocks[cut - 1], *carried, *self.relayed.get(cut, [])]))
 
     def pack(self, names: Sequence[str], values: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         """The tensors to send: the differentiable ones of the named results, contiguous."""
@@ -80,7 +91,7 @@ class Recording:
 
 def record(model: nn.Module, blocks: Sequence[str], run: Run) -> Recording:
     """Runs `model` once, on fake tensors if it bears them. The model is unchanged afterwards."""
-    with _unchanged_buffers(model), torch.random.fork_rng(devices=[]):
+    with unchanged_buffers(model), torch.random.fork_rng(devices=[]):
         try:
             with fake_mode():
                 return _Recorder(model, blocks).record(run)
@@ -92,7 +103,7 @@ def record(model: nn.Module, blocks: Sequence[str], run: Run) -> Recording:
 
 
 @contextmanager
-def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
     """Batch norms count their calls, on fake tensors too."""
     before = [buffer.clone() for buffer in model.buffers()]
     yield
@@ -114,6 +125,11 @@ class _Recorder:
         """Tensor id to its maker, the maker's gap, and the tensor (held: ids are used again)."""
         self._nodes: list[tuple[str, int, list[Any]]] = []
         """A call's module, its gap, and the autograd nodes of what it returned."""
+        self._owners = {
+            name
+            for name, module in model.named_modules()
+            if next(module.parameters(recurse=False), None) is not None
+        }
 
     def record(self, run: Run) -> Recording:
         with self._hooks():
@@ -125,8 +141,8 @@ class _Recorder:
                 f"model ran {len(self._finished)} calls of them; plan again for this model"
             )
         for cut in range(1, len(self.recording.blocks)):
-            for name in self._around(cut, loss)[-1:]:
-                self.recording.around[cut] = name
+            self._relay(cut, loss)
+        self.recording.unused = self._unused(loss)
         return self.recording
 
     @contextmanager
@@ -169,24 +185,67 @@ class _Recorder:
             if tensor.requires_grad and id(tensor) not in self._finished[-1]:
                 if id(tensor) in self._made:
                     maker, gap, _ = self._made[id(tensor)]
-                    self.recording.carried[maker] = (gap, reader)
+                    if self._can_be_sent(maker):
+                        self.recording.carried[maker] = (gap, reader)
 
     def _after(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         gap = len(self._finished)
+        know_dataclasses(output)
         tensors = _tensors(output)
         for tensor in tensors:
-            self._made.setdefault(id(tensor), (name, gap, tensor))
+            maker = self._made.get(id(tensor))
+            if maker is None or not self._can_be_sent(maker[0]):  # what is around it may be
+                self._made[id(tensor)] = (name, gap, tensor)
         self._nodes.append((name, gap, [tensor.grad_fn for tensor in tensors]))
         self.recording.outputs[name] = tree_map_only(torch.Tensor, _shape_of, output)
         if name in self._names:
             self._finished.append([id(tensor) for tensor in tensors])
-        elif next(module.parameters(recurse=False), None) is not None and not any(
-            _nested(name, block) for block in self.recording.blocks
-        ):
+        elif name in self._owners and not self._touches_blocks(name):
             self.recording.gaps.setdefault(name, set()).add(gap)
 
-    def _around(self, cut: int, loss: torch.Tensor) -> list[str]:
-        """Modules before the cut that the loss's graph reaches without passing what is sent."""
+    def _relay(self, cut: int, loss: torch.Tensor) -> None:
+        """Sends along what goes around a cut, module by module, until nothing does.
+
+        What has no parameters and lies outside the blocks runs again on the later stage, from
+        what is sent; all else that a way around passes does not, and must itself be sent.
+        """
+        relayed = self.recording.relayed.setdefault(cut, [])
+        while around := self._around(cut, loss):
+            last = max(
+                (i for i, (name, _) in enumerate(around) if self._is_absent_later(name)),
+                default=None,
+            )
+            if last is None:
+                return
+            name = next(
+                (n for n, _ in around[last:] if n not in relayed and self._can_be_sent(n)), None
+            )
+            if name is None:
+                self.recording.around[cut] = around[last][0]
+                return
+            relayed.append(name)
+            tensors = _tensors(self.recording.outputs[name])
+            nodes = next(nodes for n, _, nodes in self._nodes if n == name)
+            for recorded, node in zip(tensors, nodes, strict=True):
+                recorded.requires_grad_(node is not None)
+
+    def _is_absent_later(self, name: str) -> bool:
+        stands_apart = name in self._owners and not self._touches_blocks(name)
+        return stands_apart or self._is_in_block(name)
+
+    def _can_be_sent(self, name: str) -> bool:
+        """One result under one name, and no part of a block, which later stages do not have."""
+        is_called_once = sum(n == name for n, _, _ in self._nodes) <= 1
+        return is_called_once and (name in self._names or not self._is_in_block(name))
+
+    def _is_in_block(self, name: str) -> bool:
+        return any(name == b or name.startswith(b + ".") for b in self.recording.blocks)
+
+    def _touches_blocks(self, name: str) -> bool:
+        return any(_nested(name, block) for block in self.recording.blocks)
+
+    def _around(self, cut: int, loss: torch.Tensor) -> list[tuple[str, int]]:
+        """Calls before the cut that the loss's graph reaches without passing what is sent."""
         sent = self.recording.crossing(cut)
         crossing = {
             node
@@ -195,14 +254,36 @@ class _Recorder:
             for node, recorded in zip(nodes, _tensors(self.recording.outputs[name]), strict=True)
             if recorded.requires_grad
         }
-        seen, stack = set(crossing), [loss.grad_fn]
+        reached = self._reached(loss, crossing) - crossing
+        return [
+            (name, gap)
+            for name, gap, nodes in self._nodes
+            if gap < cut and reached.intersection(nodes)
+        ]
+
+    def _reached(self, loss: torch.Tensor, ends: set[Any]) -> set[Any]:
+        """The nodes from the loss on, `ends` and nothing behind them."""
+        seen, stack = set(ends), [loss.grad_fn]
         while stack:
             node = stack.pop()
             if node is not None and node not in seen:
                 seen.add(node)
                 stack += [parent for parent, _ in node.next_functions]
-        reached = seen - crossing
-        return [n for n, gap, nodes in self._nodes if gap < cut and reached.intersection(nodes)]
+        return seen
+
+    def _unused(self, loss: torch.Tensor) -> tuple[str, ...]:
+        called = {name for name, _, _ in self._nodes}
+        leaves = {
+            id(node.variable) for node in self._reached(loss, set()) if hasattr(node, "variable")
+        }
+        return tuple(
+            name
+            for name in sorted(self._owners - called - {""})
+            if not self._touches_blocks(name)
+            and not any(
+                id(p) in leaves for p in self.model.get_submodule(name).parameters(recurse=False)
+            )
+        )
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

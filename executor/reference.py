@@ -71,6 +71,8 @@ def reference_steps(
                 )
             (loss / count).backward()
             total += loss.item() / count
+        if plan.training.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), plan.training.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
         yield total, {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -15,9 +15,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def shard_stage(
-    stage: Stage, blocks: Sequence[str], plan: Plan, mesh: Mesh, *, lowers: bool
+    stage: Stage,
+    blocks: Sequence[str],
+    plan: Plan,
+    mesh: Mesh,
+    *,
+    lowers: bool,
+    finds_unreached: bool,
 ) -> None:
-    """Shards the stage in place; with `lowers` its kernels run in the plan's precision."""
+    """Shards the stage in place; with `lowers` its kernels run in the plan's precision.
+
+    With `finds_unreached` a rank whose backward left a parameter out reduces zeros for it, so that
+    all ranks reduce the same sizes.
+    """
     precision = DTYPES[plan.training.precision]
     lowers = lowers and precision is not torch.float32
     policy = MixedPrecisionPolicy(
@@ -34,3 +44,5 @@ def shard_stage(
         )
     # The root is needed again at once in backward, so it is never freed between.
     fully_shard(stage, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False)
+    if finds_unreached:
+        stage.set_reduce_scatter_unused_params(True)  # type: ignore[operator]  # fully_shard's

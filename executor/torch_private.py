@@ -5,10 +5,12 @@ Checked against torch 2.13.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
@@ -20,11 +22,13 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import register_dataclass, tree_leaves, tree_map, tree_map_only
 
 __all__ = [
+    "OpOverload",
     "TorchDispatchMode",
     "fake_mode",
+    "know_dataclasses",
     "own_box",
     "pipeline_runtime",
     "tree_leaves",
@@ -36,6 +40,14 @@ __all__ = [
 def fake_mode() -> FakeTensorMode:
     """Tensors without values; real ones that meet them count as fake."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def know_dataclasses(tree: Any) -> None:
+    """Makes the tree functions see into the dataclasses of a model's results."""
+    for leaf in tree_leaves(tree):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            register_dataclass(type(leaf))
+            know_dataclasses(leaf)
 
 
 def pipeline_runtime(

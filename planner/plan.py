@@ -38,13 +38,19 @@ class PlanModel(_Part):
 
 
 class PlanTraining(_Part):
-    """What is trained: the same whatever the plan."""
+    """What is trained: the same whatever the plan.
+
+    `clip_norm` is the largest norm of all gradients together, None for any. In float16 the loss
+    scale is doubled after `loss_scale_window` steps without overflow.
+    """
 
     global_batch: int = Field(gt=0)
     seq_len: int | None = None
     precision: Literal["float32", "bfloat16", "float16"]
     optimizer: Literal["adamw", "sgd"]
     learning_rate: float = Field(default=3e-4, gt=0)
+    clip_norm: float | None = Field(default=None, gt=0)
+    loss_scale_window: int = Field(default=2000, gt=0)
     seed: int = 0
 
 

@@ -53,11 +53,11 @@ _ONLY = {
     "ep": (1, "expert parallelism is not executed yet"),
     "collective": ("auto", "the collective library chooses its own algorithm"),
     "codec": ("none", "no codec is executed yet"),
-    "offload": ("none", "offload is not executed yet"),
 }
 """Knobs with one value so far, and why."""
 
-RECOMPUTE = ("none", "full")
+RECOMPUTE = ("none", "full", "half")
+OFFLOAD = ("none", "optimizer")
 
 
 def axes_of(candidate: Candidate) -> frozenset[str]:
@@ -83,6 +83,8 @@ def knob_refusal(candidate: Candidate) -> str:
         )
     if candidate.recompute not in RECOMPUTE:
         return f"recompute={candidate.recompute}: use one of {', '.join(RECOMPUTE)}"
+    if candidate.offload not in OFFLOAD:
+        return f"offload={candidate.offload}: use one of {', '.join(OFFLOAD)}"
     if candidate.zero == 2 and candidate.pp > 1:
         return "zero=2: under a pipeline gradients are reduced once a step; use zero=1"
     return ""

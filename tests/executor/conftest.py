@@ -61,6 +61,7 @@ def write_plan(
     inputs: str | None = None,
     rules: list[dict[str, Any]] | None = None,
     cuts: list[int] | None = None,
+    clip_norm: float | None = None,
     **knobs: Any,
 ) -> Path:
     """A plan with the given knobs over `blocks`, cut evenly unless `cuts` says where."""
@@ -83,6 +84,7 @@ def write_plan(
                 "precision": precision,
                 "optimizer": "adamw",
                 "learning_rate": 1e-3,
+                "clip_norm": clip_norm,
             },
             "cluster": {"name": "here", "nodes": [{"devices": {"type": "cpu", "count": 8}}]},
             "candidate": candidate_mapping(candidate),
@@ -118,6 +120,25 @@ TINY_GPT = {
 """The example's GPT, tied head and fused q, k, v included, small enough to train in a blink."""
 
 TINY_BLOCKS = [f"transformer.h.{index}" for index in range(4)]
+
+
+@pytest.fixture(scope="session")
+def model_plan() -> Callable[..., Path]:
+    """Writes a plan beside a model, with the rules that the planner finds for it.
+
+    `model_plan(model, blocks, name, build=…, inputs=…, tp=2, …)`.
+    """
+    rules: dict[tuple[Path, str | None], list[dict[str, Any]]] = {}
+
+    def write(model: Path, blocks: list[str], name: str, **options: Any) -> Path:
+        naming = {key: options.pop(key, None) for key in ("build", "inputs")}
+        key = (model, naming["build"])
+        if key not in rules:
+            rules[key] = found_rules(model, blocks, **naming)
+        options.setdefault("rules", rules[key])
+        return write_plan(model.parent, name, model, blocks, **naming, **options)
+
+    return write
 
 
 @pytest.fixture(scope="session")

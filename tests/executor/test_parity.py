@@ -1,8 +1,9 @@
 """Every composition in `planner.supported` trains like one process; PROOFS are its proofs.
 
-Each composition is tried in several ways (schedules, recompute, sequence parallel, mixed-precision
-wrapping, uneven stages) on the tiny GPT, and those of two and four processes on untouched Hugging
-Face models. All plans of one size are verified in one set of processes.
+Each composition is tried in several ways (what is sharded, schedules, recompute, sequence
+parallel, mixed-precision wrapping, clipping, offload, uneven stages) on the tiny GPT, and those of
+two and four processes on untouched Hugging Face models. All plans of one size are verified in one
+set of processes.
 """
 
 from __future__ import annotations
@@ -18,27 +19,68 @@ from claw_plan.planner.supported import COMPOSITIONS
 
 pytestmark = pytest.mark.slow
 
-FULL, GPIPE = {"recompute": "full"}, {"schedule": "GPipe"}
-SP, KEEP = {"sequence_parallel": True}, {"zero": 1}
-MIXED, PAIRS = {"precision": "bfloat16"}, {"microbatch_size": 2}
-UNEVEN = {"cuts": [1]}
+FULL, HALF = {"recompute": "full"}, {"recompute": "half"}
+GPIPE, UNEVEN = {"schedule": "GPipe"}, {"cuts": [1]}
+SP, MIXED, PAIRS = {"sequence_parallel": True}, {"precision": "bfloat16"}, {"microbatch_size": 2}
+ZERO1, ZERO2 = {"zero": 1}, {"zero": 2}
+CLIP, OFFLOAD = {"clip_norm": 0.5}, {"offload": "optimizer"}
+BUCKETS = {"bucket_bytes": 9000}
 
 PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
-    "one": ({}, [{}, FULL | PAIRS, MIXED]),
-    "dp_replicate": ({"dp_replicate": 2}, [{}, FULL | PAIRS, MIXED, {"bucket_bytes": 9000}]),
-    "dp_shard": ({"dp_shard": 2}, [{}, FULL | KEEP, MIXED | PAIRS]),
-    "tp": ({"tp": 2}, [{}, SP, SP | FULL | PAIRS, MIXED]),
-    "pp": ({"pp": 2}, [{}, GPIPE | FULL, UNEVEN | PAIRS, MIXED]),
-    "hsdp": ({"dp_replicate": 2, "dp_shard": 2}, [{}, FULL | MIXED]),
-    "dp_replicate_tp": ({"dp_replicate": 2, "tp": 2}, [{}, SP | MIXED]),
-    "dp_shard_tp": ({"dp_shard": 2, "tp": 2}, [{}, SP | FULL]),
-    "pp_tp": ({"pp": 2, "tp": 2}, [{}, GPIPE | SP | FULL]),
-    "pp_dp_shard": ({"pp": 2, "dp_shard": 2}, [KEEP, GPIPE | FULL, {}]),
-    "pp_dp_replicate": ({"pp": 2, "dp_replicate": 2}, [{}, GPIPE | {"bucket_bytes": 9000}, MIXED]),
-    "hsdp_tp": ({"dp_replicate": 2, "dp_shard": 2, "tp": 2}, [SP]),
-    "pp_dp_shard_tp": ({"pp": 2, "dp_shard": 2, "tp": 2}, [SP, GPIPE]),
-    "pp_dp_replicate_tp": ({"pp": 2, "dp_replicate": 2, "tp": 2}, [SP]),
-    "pp_hsdp": ({"pp": 2, "dp_replicate": 2, "dp_shard": 2}, [{}]),
+    "one": ({}, [{}, FULL | PAIRS, MIXED, HALF | CLIP, OFFLOAD, MIXED | HALF | CLIP | OFFLOAD]),
+    "dp_replicate": (
+        {"dp_replicate": 2},
+        [{}, FULL | PAIRS, MIXED, BUCKETS, CLIP, HALF | CLIP | OFFLOAD],
+    ),
+    "dp_shard": (
+        {"dp_shard": 2},
+        [
+            *({}, ZERO2, ZERO1, FULL | ZERO2, MIXED | PAIRS | ZERO1, HALF | CLIP),
+            *(OFFLOAD | CLIP | ZERO2, FULL | PAIRS | CLIP | ZERO1),
+        ],
+    ),
+    "tp": (
+        {"tp": 2},
+        [{}, SP, SP | FULL | PAIRS, MIXED, HALF, SP | HALF | CLIP, OFFLOAD | CLIP],
+    ),
+    "pp": (
+        {"pp": 2},
+        [{}, GPIPE | FULL, UNEVEN | PAIRS, MIXED, CLIP, GPIPE | HALF | CLIP | OFFLOAD],
+    ),
+    "hsdp": (
+        {"dp_replicate": 2, "dp_shard": 2},
+        [{}, FULL | MIXED, ZERO2 | CLIP, ZERO1 | PAIRS, HALF | OFFLOAD | CLIP | ZERO1],
+    ),
+    "dp_replicate_tp": (
+        {"dp_replicate": 2, "tp": 2},
+        [{}, SP | MIXED, SP | CLIP, HALF | OFFLOAD],
+    ),
+    "dp_shard_tp": (
+        {"dp_shard": 2, "tp": 2},
+        [{}, SP | FULL, ZERO1 | CLIP, SP | ZERO2 | HALF | CLIP, MIXED | OFFLOAD],
+    ),
+    "pp_tp": ({"pp": 2, "tp": 2}, [{}, GPIPE | SP | FULL, SP | CLIP, HALF | OFFLOAD | CLIP]),
+    "pp_dp_shard": (
+        {"pp": 2, "dp_shard": 2},
+        [ZERO1, GPIPE | FULL, {}, ZERO1 | CLIP, HALF | OFFLOAD | CLIP],
+    ),
+    "pp_dp_replicate": (
+        {"pp": 2, "dp_replicate": 2},
+        [{}, GPIPE | BUCKETS, MIXED, CLIP, FULL | OFFLOAD | CLIP],
+    ),
+    "hsdp_tp": (
+        {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+        [SP, ZERO1 | CLIP, SP | ZERO2 | FULL | CLIP | OFFLOAD],
+    ),
+    "pp_dp_shard_tp": (
+        {"pp": 2, "dp_shard": 2, "tp": 2},
+        [SP, GPIPE, SP | ZERO1 | CLIP | HALF],
+    ),
+    "pp_dp_replicate_tp": ({"pp": 2, "dp_replicate": 2, "tp": 2}, [SP, CLIP | FULL | OFFLOAD]),
+    "pp_hsdp": (
+        {"pp": 2, "dp_replicate": 2, "dp_shard": 2},
+        [{}, ZERO1 | CLIP | OFFLOAD, FULL | MIXED],
+    ),
 }
 """Name -> (degrees, the ways of running them)."""
 
@@ -79,7 +121,7 @@ def verified(tiny_plan: Callable[..., Path], config_plan: Callable[..., Path]) -
     results: Verified = {}
     for size in (1, 2, 4, 8):
         chosen = [(name, path) for name, wanted, path in plans if wanted == size]
-        found = verify_plans([path for _, path in chosen], steps=3)
+        found = verify_plans([path for _, path in chosen], steps=5)
         for (name, path), result in zip(chosen, found, strict=True):
             results.setdefault(name, {})[path.stem] = result
     return results
