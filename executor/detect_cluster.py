@@ -20,7 +20,8 @@ import torch.distributed as dist
 from claw_plan.executor.benchmark_group import measure_directions, measure_group
 from claw_plan.executor.benchmark_rates import Samples, gigabytes_per_s, link_figures
 from claw_plan.executor.clock_offset import ClockOffset, measure_offsets
-from claw_plan.executor.ranks import DEFAULT_PORT, Rank
+from claw_plan.executor.ranks import Rank
+from claw_plan.executor.rendezvous import DEFAULT_PORT
 from claw_plan.profiles.measured_rate import TOLERANCE, difference, differs
 from claw_plan.profiles.measurement import Measurement
 from claw_plan.profiles.units import format_ns, parse_bytes_per_s

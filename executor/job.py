@@ -5,30 +5,39 @@ When one rank fails all end, and the notes say which was first and why.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from claw_plan.executor.rendezvous import TIMEOUT_S
+from claw_plan.executor.run_log import RunLog
 from claw_plan.profiles.errors import ClawPlanError
 from claw_plan.profiles.files import write_atomic
 
 TRAIN, VERIFY = "train", "verify"
+
+FAILED = 2
+"""Exit code of a rank that failed, as that of every command."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One task for all ranks. `folder` is theirs to write to; paths are absolute.
 
-    `device_type` is 'cpu' or 'cuda' (ROCm too). `data` is a text file to
-    train on, empty for none.
+    `device_type` is 'cpu' or 'cuda' (ROCm too). `data` is a text file to train on, empty for
+    none. `timeout_s` is how long the ranks wait for each other; `preflight` says whether they
+    look at themselves and at the network first. Checkpoints go to `checkpoint_folder` (empty:
+    none) every so many steps (0: at the end alone), and the newest `keep` stay (None: all);
+    `resume` is the checkpoint to go on from, `init_from` what to take first weights from.
     """
 
     kind: str
@@ -37,6 +46,13 @@ class Job:
     steps: int
     device_type: str = "cpu"
     data: str = ""
+    timeout_s: float = TIMEOUT_S
+    preflight: bool = False
+    checkpoint_folder: str = ""
+    checkpoint_every: int = 0
+    keep: int | None = None
+    resume: str = ""
+    init_from: str = ""
 
     def save(self) -> Path:
         """Writes job.json into the folder and answers with its path."""
@@ -78,9 +94,25 @@ class Note:
             text = f"{type(error).__name__}: {text}".removesuffix(": ")
         return cls(rank=rank, step=step, error=text, is_ours=is_ours, time_ns=time.time_ns())
 
+    def text(self) -> str:
+        """The note as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Note:
+        """The note that `text` gave."""
+        return cls(**json.loads(text))
+
     def write(self, folder: Path) -> None:
         """Leaves it where the launcher looks."""
-        write_atomic(self.path(folder, self.rank), json.dumps(dataclasses.asdict(self)))
+        write_atomic(self.path(folder, self.rank), self.text())
+
+    def told(self) -> str:
+        """The error, with rank and step unless it is addressed to the user as it is."""
+        if self.is_ours:
+            return self.error
+        when = f"at step {self.step}" if self.step else "before the first step"
+        return f"rank {self.rank} failed {when}: {self.error}"
 
     @staticmethod
     def path(folder: Path, rank: int) -> Path:
@@ -91,7 +123,7 @@ class Note:
     def read(cls, folder: Path, rank: int) -> Note | None:
         """The rank's note; None when it left none."""
         path = cls.path(folder, rank)
-        return cls(**json.loads(path.read_text())) if path.is_file() else None
+        return cls.parse(path.read_text()) if path.is_file() else None
 
 
 def leave_done(folder: Path, rank: int) -> None:
@@ -104,11 +136,43 @@ def done_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.done"
 
 
-@dataclass
 class Progress:
-    """The step that runs, counted from 1; 0 before the first."""
+    """The step that runs, counted from 1; 0 before the first, when `phase` says what is done.
 
-    step: int = 0
+    Both go into the rank's log. `on_step` is called when a step begins. `explain` tells of an
+    error whose fault it was, asking the other ranks; None: it cannot. `stopped_by` is the signal
+    for which all ranks ended early, 0 for none.
+    """
+
+    def __init__(self, log: RunLog | None = None) -> None:
+        self._step, self._phase = 0, "starting"
+        self.log = log
+        self.on_step: Callable[[], None] = lambda: None
+        self.explain: Callable[[Note, BaseException], Note] | None = None
+        self.stopped_by = 0
+
+    @property
+    def step(self) -> int:
+        """The step that runs."""
+        return self._step
+
+    @step.setter
+    def step(self, number: int) -> None:
+        self._step = number
+        self.on_step()
+        if self.log is not None:
+            self.log.step(number)
+
+    @property
+    def phase(self) -> str:
+        """What is done before the first step."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self._phase = phase
+        if self.log is not None:
+            self.log.event(phase, self._step)
 
 
 @contextmanager
@@ -118,12 +182,33 @@ def end_together(folder: Path, rank: int) -> Iterator[Progress]:
     An ordinary exit would wait for collectives that will never end; the other ranks notice the
     closed connections and end likewise.
     """
-    progress = Progress()
+    progress = Progress(RunLog(folder, rank))
     try:
         yield progress
     except BaseException as error:
-        Note.of(error, rank, progress.step).write(folder)
         traceback.print_exc()
+        note = Note.of(error, rank, progress.step)
+        _leave_note(note, folder, progress)
+        if progress.explain is not None:
+            note = _explained(progress.explain, note, error)
+        print(f"claw-plan: {note.told()}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(FAILED)
+
+
+def _leave_note(note: Note, folder: Path, progress: Progress) -> None:
+    """Into the folder, if that still can be written to: a full disk must not hide the error."""
+    with contextlib.suppress(OSError, ClawPlanError):
+        note.write(folder)
+        if progress.log is not None:
+            progress.log.event("failed", note.step, error=note.error)
+
+
+def _explained(
+    explain: Callable[[Note, BaseException], Note], note: Note, error: BaseException
+) -> Note:
+    try:
+        return explain(note, error)
+    except RuntimeError:  # the store is gone as well
+        return note

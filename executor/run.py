@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,15 +17,19 @@ import torch.distributed as dist
 from claw_plan.executor.batches import make_source
 from claw_plan.executor.checkpoint_options import CheckpointOptions
 from claw_plan.executor.errors import ExecutionError
-from claw_plan.executor.job import TRAIN, Job, end_together
-from claw_plan.executor.launch import start_ranks
+from claw_plan.executor.job import TRAIN, Job, Progress, end_together
+from claw_plan.executor.launch import HERE, Launch, say_all, start_here
+from claw_plan.executor.launch_hosts import hosts_for, start_on_hosts
 from claw_plan.executor.opened_plan import device_type_of, open_plan
-from claw_plan.executor.ranks import Rank, join, take_core
+from claw_plan.executor.placement import check_count
+from claw_plan.executor.preflight import PREFLIGHT_FILE, preflight
+from claw_plan.executor.rank_work import among_others, meet_others, set_environment, told_by_rank_0
+from claw_plan.executor.ranks import Rank
 from claw_plan.executor.run_files import RunResult, make_run_folder, read_result, write_run
 from claw_plan.executor.train import STEPS_FILE, OnStep, train
-from claw_plan.planner.plan import Plan
+from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.profiles.cluster_file import cluster_from_mapping
-from claw_plan.profiles.errors import InputError
+from claw_plan.profiles.errors import InputError, Interrupted
 
 RANKS_PER_CORE = 8
 """More processes a core only wait for each other, and each holds 0.3 GiB of libraries."""
@@ -35,12 +43,14 @@ def run_plan(
     runs: Path = Path("runs"),
     checkpoints: CheckpointOptions | None = None,
     on_step: OnStep = lambda line: None,
+    launch: Launch = HERE,
 ) -> RunResult | None:
     """Trains for `steps` optimizer steps, those before a resumed checkpoint counted, and writes
     runs/<id>/.
 
-    Under torchrun or srun every rank calls it, and all but rank 0 get None. Raises PlanError and
-    InputError for what is wrong with plan, model or data, ExecutionError when a rank fails.
+    Under torchrun, srun or mpirun every rank calls it, and all but rank 0 get None. Raises
+    PlanError and InputError for what is wrong with plan, model or data, ExecutionError when a
+    rank fails, Interrupted when the ranks ended early because they were asked to.
     """
     if steps < 1:
         raise InputError(f"--steps is at least 1, but got {steps}")
@@ -51,20 +61,41 @@ def run_plan(
     if data is not None:
         make_source(plan, loaded, data)  # says what is wrong with it before any rank starts
     rank = Rank.from_environment(device_type=device_type_of(plan))
-    check_machine(plan, rank)
+    make_job = partial(_job, plan, steps, data, checkpoints, launch)
     if rank is not None:
-        return _run_joined(plan_path, steps, data, runs, checkpoints, rank, on_step)
-    folder = make_run_folder(runs, plan_path)
-    job = _job(folder, steps, data, device_type_of(plan), checkpoints)
-    tail = _Tail(folder / STEPS_FILE, on_step)
+        check_machine(plan, rank)
+        return _run_joined(plan_path, plan, make_job, runs, rank, on_step, launch)
+    hosts = hosts_for(plan, launch.hostfile)
+    if not hosts:
+        check_machine(plan, None)
+    job = make_job(make_run_folder(runs, plan_path))
+    tail = _Tail(job.folder / STEPS_FILE, on_step)
+    told = _Once(job.folder / PREFLIGHT_FILE, lambda found: say_all(launch, found["notes"]))
+
+    def watch() -> None:
+        told.read()
+        tail.read()
+
     try:
-        start_ranks(job, plan.knobs().num_devices, watch=tail.read)
-    except KeyboardInterrupt:
-        if not (folder / STEPS_FILE).exists():  # nothing was learned that a person may want
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    tail.read()
-    return read_result(folder)
+        if hosts:
+            start_on_hosts(job, plan, hosts, launch, watch)
+        else:
+            start_here(job, plan, launch, watch)
+    except KeyboardInterrupt as interrupt:
+        if not (job.folder / STEPS_FILE).exists():  # nothing was learned that a person may want
+            shutil.rmtree(job.folder, ignore_errors=True)
+            raise
+        raise _interrupted(interrupt, job.folder) from None
+    finally:
+        watch()
+    return read_result(job.folder)
+
+
+def _interrupted(interrupt: KeyboardInterrupt, folder: Path) -> Interrupted:
+    """The interrupt with how far the run came."""
+    number = interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT
+    step = json.loads((folder / STEPS_FILE).read_text().splitlines()[-1])["step"]
+    return Interrupted(number, f"interrupted after step {step}; what was done is in {folder}")
 
 
 def check_machine(plan: Plan, rank: Rank | None) -> None:
@@ -92,42 +123,63 @@ def check_machine(plan: Plan, rank: Rank | None) -> None:
 
 
 def _job(
-    folder: Path, steps: int, data: Path | None, device_type: str, checkpoints: CheckpointOptions
+    plan: Plan,
+    steps: int,
+    data: Path | None,
+    checkpoints: CheckpointOptions,
+    launch: Launch,
+    folder: Path,
 ) -> Job:
     return Job(
         kind=TRAIN,
         folder=folder.resolve(),
         plans=((folder / "plan.yaml").resolve(),),
         steps=steps,
-        device_type=device_type,
+        device_type=device_type_of(plan),
         data=str(data.resolve()) if data is not None else "",
+        timeout_s=launch.timeout_s,
+        preflight=launch.preflight,
         **checkpoints.job_fields(folder),
     )
 
 
 def _run_joined(
     plan_path: Path,
-    steps: int,
-    data: Path | None,
+    plan: Plan,
+    make_job: Callable[[Path], Job],
     runs: Path,
-    checkpoints: CheckpointOptions,
     rank: Rank,
     on_step: OnStep,
+    launch: Launch,
 ) -> RunResult | None:
-    take_core(rank)
-    join(rank)
-    folders: list[object] = [
-        str(make_run_folder(runs, plan_path).resolve()) if rank.rank == 0 else None
-    ]
-    dist.broadcast_object_list(folders)
-    folder = Path(str(folders[0]))
-    job = _job(folder, steps, data, rank.device_type, checkpoints)
+    check_count(plan, rank)
+    store = meet_others(rank, Progress(), launch.timeout_s)
+    folder = told_by_rank_0(store, rank, lambda: str(make_run_folder(runs, plan_path).resolve()))
+    job = make_job(Path(folder))
+    say = launch.say if rank.rank == 0 else (lambda line: None)
+    set_environment(plan, rank, job.folder, say)
     with end_together(job.folder, rank.rank) as progress:
-        records = train(job, rank, progress, on_step)
-        result = write_run(folder, records, rank) if rank.rank == 0 else None
-        dist.barrier()
+        with among_others(store, rank, progress, job.timeout_s):
+            if job.preflight:
+                preflight(load_plan(job.plans[0]), rank, progress, job.folder, say)
+            records = train(job, rank, progress, on_step)
+            result = write_run(job.folder, records, rank) if rank.rank == 0 else None
         dist.destroy_process_group()
+    if progress.stopped_by:
+        raise _interrupted(Interrupted(progress.stopped_by), job.folder)
     return result
+
+
+class _Once:
+    """Reads a JSON file once it is there."""
+
+    def __init__(self, path: Path, on_content: Callable[[Any], None]) -> None:
+        self._path, self._on_content, self._is_read = path, on_content, False
+
+    def read(self) -> None:
+        if not self._is_read and self._path.exists():
+            self._is_read = True
+            self._on_content(json.loads(self._path.read_text()))
 
 
 class _Tail:

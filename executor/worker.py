@@ -15,10 +15,13 @@ import torch.distributed as dist
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import VERIFY, Job, end_together, leave_done
-from claw_plan.executor.ranks import Rank, die_with_parent, join, take_core
+from claw_plan.executor.preflight import preflight
+from claw_plan.executor.rank_work import among_others, meet_others
+from claw_plan.executor.ranks import Rank, die_with_parent
 from claw_plan.executor.run_files import write_run
 from claw_plan.executor.train import train
 from claw_plan.executor.verify_rank import verify_on_rank
+from claw_plan.planner.plan import load_plan
 
 
 def main(argv: list[str]) -> int:
@@ -29,15 +32,16 @@ def main(argv: list[str]) -> int:
         raise ExecutionError("a worker is started by `claw-plan run`, not by hand")
     die_with_parent()
     with end_together(job.folder, rank.rank) as progress:
-        take_core(rank)
-        join(rank)
-        if job.kind == VERIFY:
-            verify_on_rank(job, rank, progress)
-        else:
-            records = train(job, rank, progress)
-            if rank.rank == 0:
-                write_run(job.folder, records, rank)
-        dist.barrier()
+        store = meet_others(rank, progress, job.timeout_s)
+        with among_others(store, rank, progress, job.timeout_s):
+            if job.kind == VERIFY:
+                verify_on_rank(job, rank, progress)
+            else:
+                if job.preflight:
+                    preflight(load_plan(job.plans[0]), rank, progress, job.folder)
+                records = train(job, rank, progress)
+                if rank.rank == 0:
+                    write_run(job.folder, records, rank)
         leave_done(job.folder, rank.rank)
         dist.destroy_process_group()
     return 0

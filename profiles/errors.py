@@ -30,6 +30,14 @@ class ClawPlanError(Exception):
     """Base of all errors that are addressed to the user."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal that asks the program to end; `number` is the signal's."""
+
+    def __init__(self, number: int, message: str = "interrupted") -> None:
+        super().__init__(message)
+        self.number = number
+
+
 class InputError(ClawPlanError):
     """What the user gave (file, flag, value) breaks a rule; the message says which and where."""
 

@@ -6,6 +6,7 @@ import pytest
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import TRAIN, Job, Note, end_together
+from claw_plan.executor.run_log import read_log
 
 
 def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -37,10 +38,13 @@ def test_a_wrapped_error_is_told_by_its_cause() -> None:
     assert Note.of(wrapper, rank=0, step=1).error == "ValueError: the model's own"
 
 
-def test_work_that_ends_well_leaves_no_note(tmp_path: Path) -> None:
+def test_work_that_ends_well_leaves_its_log_and_no_note(tmp_path: Path) -> None:
     with end_together(tmp_path, 0) as progress:
+        progress.phase = "building the model"
         progress.step = 3
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0.jsonl"]
+    events = [(line["event"], line["step"]) for line in read_log(tmp_path, 0)]
+    assert events == [("building the model", 0), ("step", 3)]
 
 
 def test_work_that_fails_ends_the_process_and_leaves_one(
@@ -52,5 +56,5 @@ def test_work_that_fails_ends_the_process_and_leaves_one(
         progress.step = 3
         raise KeyError("x")
     note = Note.read(tmp_path, 1)
-    assert ended == [1]
+    assert ended == [2]
     assert note is not None and note.step == 3

@@ -11,7 +11,8 @@ import pytest
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import TRAIN, Job
-from claw_plan.executor.launch import log_path, start_ranks
+from claw_plan.executor.launch import start_ranks
+from claw_plan.executor.local_ranks import log_path
 
 pytestmark = pytest.mark.slow
 
@@ -25,10 +26,10 @@ job = Job.load(Path(sys.argv[1]))
 """
 
 
-def launched(folder: Path, body: str, ranks: int = 2) -> None:
+def launched(folder: Path, body: str, ranks: int = 2, timeout_s: float = 60.0) -> None:
     script = folder / "worker.py"
     script.write_text(PREAMBLE + body)
-    job = Job(kind=TRAIN, folder=folder, plans=(), steps=1)
+    job = Job(kind=TRAIN, folder=folder, plans=(), steps=1, timeout_s=timeout_s)
     start_ranks(job, ranks, worker=(sys.executable, str(script)))
 
 
@@ -63,17 +64,65 @@ with end_together(job.folder, rank) as progress:
     assert alive(tmp_path) == []
 
 
-def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
-    body = """
+TOGETHER = """
+import torch, torch.distributed as dist
+from claw_plan.executor.rank_work import among_others, meet_others
+from claw_plan.executor.ranks import Rank
+me = Rank.from_environment()
 with end_together(job.folder, rank) as progress:
-    progress.step = 2
-    if rank == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.5)
-    raise RuntimeError("connection closed by peer")
+    store = meet_others(me, progress, job.timeout_s)
+    with among_others(store, me, progress, job.timeout_s):
+        for progress.step in range(1, 10**6):
+            dist.all_reduce(torch.ones(8))
+            time.sleep(0.05)
+            act()
 """
-    with pytest.raises(ExecutionError, match="rank 0 was killed by SIGKILL at step 2"):
-        launched(tmp_path, body)
+"""Ranks that meet, join and exchange something in every step."""
+
+
+def test_a_killed_rank_is_named_with_its_signal_and_step(tmp_path: Path) -> None:
+    body = """
+def act():
+    if rank == 2 and progress.step == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with pytest.raises(ExecutionError, match=r"rank 2 was killed by SIGKILL .* at step (1\d|20);"):
+        launched(tmp_path, body + TOGETHER, ranks=3)
+    assert alive(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGSTOP)", "stall()"])
+def test_a_rank_that_stands_still_is_named_within_the_timeout(tmp_path: Path, how: str) -> None:
+    """Stopped by a signal it gives no sign of life; in somebody's loop it still does."""
+    body = f"""
+def stall():
+    while True:
+        time.sleep(0.01)
+
+def act():
+    if rank == 1 and progress.step == 10:
+        {how}
+"""
+    expected = (
+        "ranks? 1 .*(no sign of life|gone or stopped).* at step (9|10)"
+        if "STOP" in how
+        else r"rank 1 is stuck in worker.py:\d+ \(stall\) at step 10"
+    )
+    started = time.monotonic()
+    with pytest.raises(ExecutionError, match=expected):
+        launched(tmp_path, body + TOGETHER, ranks=3, timeout_s=6.0)
+    print("ended after", time.monotonic() - started)
+    assert alive(tmp_path) == []
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    body = """
+if rank == 1:
+    time.sleep(600)
+"""
+    with pytest.raises(ExecutionError, match="rank 1 of 3 did not come within 5 s; look whether"):
+        launched(tmp_path, body + TOGETHER, ranks=3, timeout_s=5.0)
+    assert alive(tmp_path) == []
 
 
 def test_an_error_for_the_user_is_told_as_it_is(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ def test_torchrun_says_where_a_rank_stands() -> None:
 
 
 def test_srun_says_it_in_its_own_words() -> None:
-    environment = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+    environment = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}
     rank = Rank(rank=3, world_size=4, local_rank=1, local_world_size=4)
     assert Rank.from_environment(environment) == rank
 
 
-@pytest.mark.parametrize("environment", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}])
+@pytest.mark.parametrize("environment", [{}, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}])
 def test_a_process_by_itself_is_no_rank(environment: dict[str, str]) -> None:
     assert Rank.from_environment(environment) is None
 
