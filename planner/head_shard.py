@@ -44,7 +44,7 @@ OF_THE_WHOLE = frozenset(
     "is_floating_point is_complex element_size itemsize get_device __len__ __hash__ names "
     "is_inference is_neg is_conj".split()
 )
-OF_THE_LOCAL = frozenset("is_contiguous grad_fn output_nr _version register_hook".split())
+OF_THE_LOCAL = frozenset("is_contiguous grad_fn output_nr _base _version register_hook".split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

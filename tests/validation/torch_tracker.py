@@ -40,6 +40,7 @@ from claw_plan.planner.schedules import schedule_actions
 from claw_plan.planner.sequence_parallel import divide_sequence
 from claw_plan.planner.tensor_parallel import apply_rules
 from claw_plan.planner.tp_autograd import OverProcessGroup
+from claw_plan.planner.vocabulary_parallel import EMBEDDING, HEAD, divide_vocabulary
 
 SHAPE = {
     "hidden_size": 4096,
@@ -77,6 +78,16 @@ def llama_rules() -> list[TensorParallelRule]:
         rule("mlp.up_proj", "colwise", 14336),
         rule("mlp.down_proj", "rowwise", 14336),
     ]
+
+
+def vocabulary_rules() -> list[TensorParallelRule]:
+    def rule(module: str, style: str) -> TensorParallelRule:
+        vocabulary = SHAPE["vocab_size"]
+        return TensorParallelRule(
+            module=module, style=style, heads=vocabulary, weight_dims={"weight": 0}
+        )
+
+    return [rule("model.embed_tokens", EMBEDDING), rule("lm_head", HEAD)]
 
 
 def join_meshes_for_real() -> None:
@@ -120,7 +131,8 @@ def parallelize(model: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh, optio
         names = [f"model.layers.{index}" for index in range(len(layers))]
         ranks = OverProcessGroup(mesh.get_group("tp"))
         rules = {name: llama_rules() for name in names}
-        apply_rules(model, rules, ranks, sequence_parallel=options.sequence)
+        divided = apply_rules(model, rules, ranks, sequence_parallel=options.sequence)
+        divide_vocabulary(model, vocabulary_rules(), divided)
         if options.sequence:
             divide_sequence(list(layers), rules, ranks)
     if options.recompute:
