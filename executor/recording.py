@@ -23,7 +23,6 @@ from claw_plan.executor.torch_private import (
     fake_mode,
     know_dataclasses,
     tree_leaves,
-    tree_map,
     tree_map_only,
 )
 from claw_plan.planner.errors import PlanError
@@ -36,9 +35,9 @@ Run = Callable[[nn.Module], torch.Tensor]
 class Recording:
     """What one forward told.
 
-    `outputs` maps a module to its result, tensors on the meta device; one that must cross a cut
-    behind it has `requires_grad`. `gaps` holds the modules outside the blocks that own
-    parameters. `carried` maps a module to (its gap, the last block that reads its result).
+    `outputs` maps a module to its result, tensors on the meta device, and `crosses` to whether
+    each of these tensors must cross a cut behind it. `gaps` holds the modules outside the blocks
+    that own parameters. `carried` maps a module to (its gap, the last block that reads it).
     `relayed` maps a cut (the block after it) to modules whose results cross it beside the hidden
     state, `around` to one whose result goes around it and cannot be sent. `unused` are modules
     outside the blocks that are never called and whose parameters the loss does not reach.
@@ -46,6 +45,7 @@ class Recording:
 
     blocks: tuple[str, ...]
     outputs: dict[str, Any] = field(default_factory=dict)
+    crosses: dict[str, list[bool]] = field(default_factory=dict)
     gaps: dict[str, set[int]] = field(default_factory=dict)
     carried: dict[str, tuple[int, int]] = field(default_factory=dict)
     relayed: dict[int, list[str]] = field(default_factory=dict)
@@ -67,26 +67,23 @@ class Recording:
         return tuple(dict.fromkeys([self.blocks[cut - 1], *carried, *self.relayed.get(cut, [])]))
 
     def pack(self, names: Sequence[str], values: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        """The tensors to send: the differentiable ones of the named results, contiguous."""
+        """The tensors to send of the named results, contiguous."""
         return tuple(
-            value.contiguous()
+            tensor.contiguous()
             for name in names
-            for value, recorded in zip(
-                tree_leaves(values[name]),
-                tree_leaves(self.outputs[name]),
-                strict=True,
-            )
-            if _crosses(recorded)
+            for tensor, crosses in zip(_tensors(values[name]), self.crosses[name], strict=True)
+            if crosses
         )
 
     def unpack(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """The named results again; what was not sent is None, the next block makes its own."""
+        """The named results again; a tensor that was not sent, for nobody reads it, is None."""
         stream = iter(tensors)
+        flags = iter([flag for name in names for flag in self.crosses[name]])
 
-        def place(recorded: object) -> torch.Tensor | None:
-            return next(stream) if _crosses(recorded) else None
+        def place(recorded: torch.Tensor) -> torch.Tensor | None:
+            return next(stream) if next(flags) else None
 
-        return {name: tree_map(place, self.outputs[name]) for name in names}
+        return {name: tree_map_only(torch.Tensor, place, self.outputs[name]) for name in names}
 
 
 def record(model: nn.Module, blocks: Sequence[str], run: Run) -> Recording:
@@ -175,12 +172,11 @@ class _Recorder:
         if not reader:
             return
         read = _tensors((*args, *kwargs.values()))[1:]
-        previous = _tensors(self.recording.outputs[self.recording.blocks[reader - 1]])
         wanted = {id(tensor) for tensor in read}
         # Of a block that returns several tensors, the first is the hidden state; the others are
         # sent only if the next block reads them.
-        for recorded, key in list(zip(previous, self._finished[-1], strict=True))[1:]:
-            recorded.requires_grad_(recorded.requires_grad and key in wanted)
+        flags = self.recording.crosses[self.recording.blocks[reader - 1]]
+        flags[1:] = [key in wanted for key in self._finished[-1]][1:]
         for tensor in read:
             if tensor.requires_grad and id(tensor) not in self._finished[-1]:
                 if id(tensor) in self._made:
@@ -198,6 +194,7 @@ class _Recorder:
                 self._made[id(tensor)] = (name, gap, tensor)
         self._nodes.append((name, gap, [tensor.grad_fn for tensor in tensors]))
         self.recording.outputs[name] = tree_map_only(torch.Tensor, _shape_of, output)
+        self.recording.crosses[name] = [tensor.requires_grad for tensor in tensors]
         if name in self._names:
             self._finished.append([id(tensor) for tensor in tensors])
         elif name in self._owners and not self._touches_blocks(name):
@@ -224,10 +221,9 @@ class _Recorder:
                 self.recording.around[cut] = around[last][0]
                 return
             relayed.append(name)
-            tensors = _tensors(self.recording.outputs[name])
             nodes = next(nodes for n, _, nodes in self._nodes if n == name)
-            for recorded, node in zip(tensors, nodes, strict=True):
-                recorded.requires_grad_(node is not None)
+            flags = self.recording.crosses[name]
+            flags[:] = [flag or node is not None for flag, node in zip(flags, nodes, strict=True)]
 
     def _is_absent_later(self, name: str) -> bool:
         stands_apart = name in self._owners and not self._touches_blocks(name)
@@ -251,8 +247,8 @@ class _Recorder:
             node
             for name, _, nodes in self._nodes
             if name in sent
-            for node, recorded in zip(nodes, _tensors(self.recording.outputs[name]), strict=True)
-            if recorded.requires_grad
+            for node, crosses in zip(nodes, self.recording.crosses[name], strict=True)
+            if crosses
         }
         reached = self._reached(loss, crossing) - crossing
         return [
@@ -290,13 +286,8 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _crosses(recorded: object) -> bool:
-    return isinstance(recorded, torch.Tensor) and recorded.requires_grad
-
-
 def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
-    meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return meta.requires_grad_(tensor.requires_grad)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _nested(name: str, block: str) -> bool:

@@ -22,7 +22,7 @@ import torch
 import torch.nn as nn
 
 from claw_plan.executor.recording import Recording
-from claw_plan.executor.torch_private import tree_leaves, tree_map_only
+from claw_plan.executor.torch_private import tree_leaves, tree_map, tree_map_only
 
 LossOf = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 """Calls the model on a batch and answers with the loss."""
@@ -87,6 +87,8 @@ class Stage(nn.Module):
             if not any(start <= gap < end or gap == end == len(blocks) for gap in gaps):
                 stub = _Absent(recording.outputs[name], is_block=False)
                 self.model.set_submodule(name, stub)
+        for name in recording.unused if start > 0 else ():  # kept on the first stage alone
+            self.model.set_submodule(name, _Absent(None, is_block=False))
         for index, name in enumerate(blocks):
             if index < start:
                 self.model.set_submodule(name, _Absent(recording.outputs[name], is_block=True))
@@ -97,8 +99,10 @@ class Stage(nn.Module):
             module.register_forward_hook(partial(self._pass_on, name))
 
     def _pass_on(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
-        self._values[name] = self._received.get(name, output)
-        return self._values[name]
+        passed = self._received.get(name, output)
+        # In containers of its own: the model may go on to change those it was given.
+        self._values[name] = tree_map(lambda leaf: leaf, passed)
+        return passed
 
     def forward(self, *received: torch.Tensor, **batch: torch.Tensor) -> Any:
         """Takes what the stage before sent, and the model's own inputs by name."""

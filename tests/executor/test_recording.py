@@ -46,12 +46,62 @@ def test_a_chain_can_be_cut_anywhere_and_sends_the_hidden_state() -> None:
     assert recording.outputs["blocks.1"].device.type == "meta"
 
 
-def test_what_goes_around_a_cut_refuses_it_and_no_other() -> None:
+def test_a_skip_connection_is_relayed_over_the_cuts_it_goes_around_and_no_other() -> None:
     recording = recorded(Chain("skip"))
-    assert recording.around == {1: "first", 2: "first"}
-    assert recording.crossing(3) == ("blocks.2",)
-    with pytest.raises(PlanError, match=r"no pipeline cut may lie before blocks\.2.*first"):
+    assert recording.around == {}
+    assert [recording.crossing(cut) for cut in (1, 2, 3)] == [
+        ("blocks.0", "first"),
+        ("blocks.1", "first"),
+        ("blocks.2",),
+    ]
+
+
+class Gathered(Chain):
+    """The loss reads what a layer inside each block made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        hooks = [
+            block[0].register_forward_hook(lambda module, args, out: seen.append(out.exp()))
+            for block in self.blocks
+        ]
+        loss = super().forward(x)
+        for hook in hooks:
+            hook.remove()
+        return loss + torch.stack(seen).mean()
+
+
+def test_what_cannot_be_sent_refuses_the_cut_with_its_name() -> None:
+    recording = recorded(Gathered())
+    with pytest.raises(PlanError, match=r"no pipeline cut may lie before blocks\.2.*blocks\.1"):
         recording.crossing(2)
+
+
+def test_a_module_called_twice_is_not_sent_but_what_it_read() -> None:
+    class Twice(Chain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            start = self.first(x)
+            hidden = self.act(start)
+            for index, block in enumerate(self.blocks):
+                hidden = block(hidden + self.act(start) if index == 3 else hidden)
+            return self.head(hidden).mean()
+
+    model = Twice()
+    model.act = nn.Tanh()
+    recording = recorded(model)
+    assert recording.crossing(2) == ("blocks.1", "first")
+
+
+def test_modules_that_nothing_uses_are_known() -> None:
+    model = Chain()
+    model.spare = nn.Linear(WIDTH, WIDTH)
+    assert recorded(model).unused == ("spare",)
 
 
 def test_a_model_that_looks_at_values_is_recorded_on_real_tensors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 import torch
 import torch.nn as nn
 
-from claw_plan.executor.parallel_model import first_names
 from claw_plan.executor.recording import record
 from claw_plan.executor.stages import Stage
+from claw_plan.executor.whole_model import first_names
 from claw_plan.planner.errors import PlanError
 
 Build = Callable[[], nn.Module]
@@ -54,6 +55,8 @@ class TupleBlock(nn.Module):
 
 def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
     output = model(**batch)
+    if isinstance(output, dict) and not hasattr(output, "loss"):
+        return output["loss"]
     loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
     return loss
 
@@ -83,15 +86,17 @@ def run_in_a_row(stages: list[Stage], batch: Batch) -> float:
     sent: tuple[torch.Tensor, ...] = ()
     chain: list[tuple[tuple[torch.Tensor, ...], Any]] = []
     for stage in stages:
-        received = tuple(tensor.detach().requires_grad_() for tensor in sent)
+        received = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent)
         sent = stage(*received, **batch)
         chain.append((received, sent))
     loss = chain[-1][1]
     outputs, gradients = (loss,), None
     for received, result in reversed(chain):
         outputs = (result,) if isinstance(result, torch.Tensor) else result
-        torch.autograd.backward(outputs, gradients)
-        gradients = [tensor.grad for tensor in received]
+        pairs = list(zip(outputs, gradients or [None], strict=True))
+        pairs = [pair for pair in pairs if pair[0].requires_grad]
+        torch.autograd.backward(*zip(*pairs, strict=True))
+        gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in received]
     return float(loss.item())
 
 
@@ -103,7 +108,10 @@ def assert_equal_to_whole(build: Build, blocks: list[str], cuts: list[int], batc
     assert run_in_a_row(stages, batch) == pytest.approx(loss.item(), abs=1e-12)
     for name, parameter in whole.named_parameters():
         parts = [own[name].grad for own in held if name in own and own[name].grad is not None]
-        assert parts, name
+        assert bool(parts) == (parameter.grad is not None), name
+        if not parts:
+            assert any(name in own for own in held), name
+            continue
         torch.testing.assert_close(sum(parts), parameter.grad, rtol=0, atol=1e-12, msg=name)
 
 
@@ -137,6 +145,141 @@ def test_a_model_that_catches_exceptions_does_not_catch_the_early_exit() -> None
                 raise AssertionError("the stage's own exit was caught") from error
 
     assert_equal_to_whole(Careful, BLOCKS, [2], TOKENS)
+
+
+class UNet(nn.Module):
+    """Each block of the second half reads the output of its mirror image in the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH * (1 + (i > 2)), WIDTH) for i in range(6))
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.act = nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden, skips = self.enter(x), []
+        for index, block in enumerate(self.blocks):
+            if index > 2:
+                hidden = torch.cat([hidden, self.act(skips.pop())], -1)
+            hidden = block(hidden)
+            skips.append(hidden)
+        return self.leave(self.act(hidden)).mean()
+
+
+@dataclasses.dataclass
+class State:
+    """What a block hands on; one field is None, one depends on no input."""
+
+    hidden: torch.Tensor
+    bias: torch.Tensor | None
+    note: str = "kept"
+
+
+class StateBlock(nn.Module):
+    def __init__(self, *, makes_bias: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.bias = nn.Parameter(torch.randn(WIDTH)) if makes_bias else None
+
+    def forward(self, state: State) -> State:
+        bias = (self.bias * 2).tanh() if self.bias is not None else state.bias
+        assert bias is not None and state.note == "kept"
+        return State((self.layer(state.hidden) + bias).tanh(), bias)
+
+
+class DataclassModel(nn.Module):
+    """Blocks in dataclasses; the bias of the second is made of weights alone and read by all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(StateBlock(makes_bias=i == 0) for i in range(4))
+        self.leave = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = State(self.enter(x), None)
+        for block in self.blocks:
+            state = block(state)
+        return {"loss": self.leave(state.hidden).mean()}
+
+
+class DictBlock(nn.Module):
+    """Takes None and a frozen layer's result, hands on a dict with None in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.frozen = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, state: dict[str, Any], past: None = None) -> dict[str, Any]:
+        hidden = self.frozen(self.layer(state["hidden"]).tanh())
+        return {"past": past, "hidden": hidden, "norms": hidden.norm()}
+
+
+class DictModel(nn.Module):
+    """Shares a table of its own between all stages, and holds a layer that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(16, WIDTH))
+        self.spare = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(DictBlock() for _ in range(4))
+        self.leave = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = {"hidden": x}
+        for block in self.blocks:
+            state["hidden"] = state["hidden"] + self.table[: x.shape[1]]
+            state = block(state, past=None)
+        return self.leave(state["hidden"]).mean()
+
+
+REALS = {"x": torch.randn(2, 6, WIDTH, dtype=torch.double)}
+
+
+@pytest.mark.parametrize("build", [UNet, DataclassModel, DictModel])
+@pytest.mark.parametrize("cuts", [[2], [1, 3], [1, 2, 3]])
+def test_skips_dataclasses_dicts_and_none_cross_cuts(build: Build, cuts: list[int]) -> None:
+    model = build()
+    blocks = [f"blocks.{index}" for index in range(len(model.blocks))]
+    assert_equal_to_whole(build, blocks, cuts, REALS)
+
+
+def test_a_skip_crosses_five_stages() -> None:
+    assert_equal_to_whole(UNet, [f"blocks.{i}" for i in range(6)], [1, 2, 3, 4, 5], REALS)
+
+
+def test_what_nothing_uses_stays_on_the_first_stage_alone() -> None:
+    _, held = made_stages(DictModel, BLOCKS, [1, 2], REALS)
+    assert [sum(name.startswith("spare") for name in own) for own in held] == [2, 0, 0]
+
+
+class Normed(nn.Module):
+    """Batch norms inside the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x).tanh()
+        return x.mean()
+
+
+def test_batch_norms_count_each_microbatch_once() -> None:
+    batch = {"x": torch.randn(5, WIDTH, dtype=torch.double)}
+    whole = built(Normed)
+    loss_of(whole, batch)
+    stages, _ = made_stages(Normed, BLOCKS, [1, 3], batch)
+    run_in_a_row(stages, batch)
+    for stage, own in zip(stages, (range(1), range(1, 3), range(3, 4)), strict=True):
+        for index in own:
+            norm, expected = stage.model.blocks[index][1], whole.blocks[index][1]
+            assert norm.num_batches_tracked == 1
+            torch.testing.assert_close(norm.running_var, expected.running_var)
 
 
 def hugging_face(family: str) -> tuple[Build, list[str]]:

@@ -38,5 +38,5 @@ def test_stages_of_a_rank_stay_gathered_until_their_last_action(alone: Rank) -> 
     runtime = pipeline_runtime(stages, rows, 2, lambda out, target: out.sum())
     found = [str(action) for action in runtime.pipeline_order_with_comms[0]]
     assert [text for text in found if "UNSHARD" in text] == [f"{s}UNSHARD" for s in range(5)]
-    assert [text for text in found if "RESHARD" in text and "UN" not in text][0] == "4RESHARD"
+    assert next(text for text in found if "RESHARD" in text and "UN" not in text) == "4RESHARD"
     assert found.index("4RESHARD") > found.index("4B1")
