@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -57,7 +58,20 @@ def make_mesh(candidate: Candidate, device_type: str) -> Mesh:
             f"the plan needs {math.prod(sizes.values())} ranks ({product}), but {world} were "
             f"started; start as many, or plan again for {world} devices"
         )
-    shape = tuple(sizes.values())
-    return Mesh(
-        device_mesh=init_device_mesh(device_type, shape, mesh_dim_names=names), sizes=sizes
-    )
+    return Mesh(device_mesh=_device_mesh(device_type, sizes), sizes=sizes)
+
+
+_made: WeakKeyDictionary[dist.ProcessGroup, dict[str, DeviceMesh]] = WeakKeyDictionary()
+
+
+def _device_mesh(device_type: str, sizes: dict[str, int]) -> DeviceMesh:
+    """Plans of one shape share a mesh: every group of gloo's has a thread, and all wake often."""
+    world = dist.group.WORLD
+    assert world is not None
+    known = _made.setdefault(world, {})
+    key = f"{device_type} {sizes}"
+    if key not in known:
+        known[key] = init_device_mesh(
+            device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+        )
+    return known[key]

@@ -22,6 +22,13 @@ def test_axes_lie_in_the_candidates_order(alone: Rank) -> None:
     assert mesh.device_mesh.mesh_dim_names == ("tp", "dp_shard", "dp_replicate", "pp")
 
 
+def test_plans_of_one_shape_share_their_groups(alone: Rank) -> None:
+    first, second = (make_mesh(Candidate(microbatch_size=size), "cpu") for size in (1, 2))
+    assert first.device_mesh is second.device_mesh
+    other = make_mesh(Candidate(mesh_order=("tp", "cp", "dp_shard", "dp_replicate", "pp")), "cpu")
+    assert other.device_mesh is not first.device_mesh
+
+
 def test_too_few_ranks_are_refused(alone: Rank) -> None:
     with pytest.raises(ExecutionError, match=r"needs 6 ranks \(pp=3 .* tp=2\), but 1 were"):
         make_mesh(Candidate(pp=3, tp=2), "cpu")
