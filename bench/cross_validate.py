@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     board: dict[str, Any] = {}
     with FitPool(rows, trainers) as pool:
         start = committed(rows, trainers)
-        _, runs = fit(rows, weights, trainers, pool.simulate, rounds=3, start=start, tell=print)
+        _, runs = fit(rows, weights, trainers, pool.simulate, rounds=1, start=start, tell=print)
         report(board, "nothing (in sample)", rows, runs.errors.tolist())
         for title, key in LEFT_OUT.items():
             found = pool.simulate(left_out(rows, runs, key))
