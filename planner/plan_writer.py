@@ -68,6 +68,7 @@ def write_plan(
             seq_len=training.seq_len,
             precision=training.precision,  # type: ignore[arg-type]  # checked by pydantic
             optimizer=training.optimizer,  # type: ignore[arg-type]
+            clip_norm=training.clip_norm,
             seed=training.seed,
         ),
         cluster=dict(problem.cluster.text),
@@ -92,7 +93,7 @@ def write_plan(
         tied=_ties(graph, scored),
         tensor_parallel=_tensor_parallel(graph) if candidate.tp > 1 else [],
         sharding=_sharding(graph, candidate) if candidate.dp_shard > 1 else [],
-        communication=_communication(candidate),
+        communication=_communication(graph, candidate),
         prediction=predict(scored, profile, search, problem.trainer),
     )
 
@@ -187,16 +188,17 @@ def _sharding(graph: ModelGraph, candidate: Candidate) -> list[PlanSharding]:
     return [*blocks, PlanSharding(modules="*", zero=candidate.zero)]
 
 
-def _communication(candidate: Candidate) -> list[PlanCommunication]:
+def _communication(graph: ModelGraph, candidate: Candidate) -> list[PlanCommunication]:
     used = []
     if candidate.dp_shard > 1:
         used += [("dp_shard", "all_gather"), ("dp_shard", "reduce_scatter")]
     if candidate.dp_replicate > 1:
         used.append(("dp_replicate", "all_reduce"))
     if candidate.tp > 1:
-        split = candidate.sequence_parallel
-        ops = ("all_gather", "reduce_scatter") if split else ("all_reduce",)
-        used += [("tp", op) for op in ops]
+        if candidate.sequence_parallel:
+            used += [("tp", "all_gather"), ("tp", "reduce_scatter")]
+        if graph.vocabulary_parallel or not candidate.sequence_parallel:
+            used.append(("tp", "all_reduce"))
     if candidate.pp > 1:
         used.append(("pp", "send"))
     return [

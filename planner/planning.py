@@ -26,6 +26,7 @@ from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import search_space
 from claw_plan.planner.space import Space, batch_refusal, check_pinned
 from claw_plan.planner.trace import trace
+from claw_plan.planner.vocabulary_parallel import STYLES
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping, load_cluster
 from claw_plan.profiles.cost_model import ClusterCostModel
@@ -52,6 +53,7 @@ class PlanningRequest:
     seq_len: int | None = None
     precision: str | None = None
     optimizer: str | None = None
+    clip_norm: float | None = None
     memory_headroom: float = 0.10
     fix: Mapping[str, Any] = field(default_factory=dict)
     profile: Path | None = None
@@ -162,6 +164,7 @@ def _pose(
         optimizer=optimizer,
         memory_headroom=request.memory_headroom,
         seed=request.seed,
+        clip_norm=request.clip_norm,
     )
     return _problem(model, cluster, training, profile, request.progress), assumed
 
@@ -261,6 +264,7 @@ def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Score
         optimizer=settings.optimizer,
         memory_headroom=0.0,
         seed=settings.seed,
+        clip_norm=settings.clip_norm,
     )
     problem = _problem(model, cluster, training, None, None)
     _check_against(problem.graph, candidate, plan)
@@ -293,4 +297,11 @@ def _check_against(graph: ModelGraph, candidate: Candidate, plan: Plan) -> None:
         raise PlanError(
             f"candidate.tp is {candidate.tp}, which does not divide {graph.tp_divides} "
             "(the common divisor of the model's head counts)"
+        )
+    ends = {rule.modules: rule.heads for rule in plan.tensor_parallel if rule.style in STYLES}
+    expected = {rule.module: rule.heads for rule in graph.vocabulary_parallel}
+    if candidate.tp > 1 and ends != expected:
+        named = ", ".join(f"{name} ({rows} rows)" for name, rows in expected.items()) or "none"
+        raise PlanError(
+            f"tensor_parallel must divide those tables and heads that planning divides: {named}"
         )

@@ -41,13 +41,12 @@ def divide_vocabulary(
     """Divides the modules, named from the model, over the ranks of `result`, in place.
 
     `heads` of a rule is the size of the vocabulary. Modules whose parameters are elsewhere, as on
-    other pipeline stages, are left alone.
+    other pipeline stages, are left alone. A module that shares a weight with a divided one and has
+    no rule of its own cannot be called.
     """
     holders = _holders(model)
-    for rule in rules:
-        module = _module(model, rule)
-        if module is None:
-            continue
+    here = [(rule, module) for rule in rules if (module := _module(model, rule)) is not None]
+    for rule, module in here:
         if rule.heads < result.ranks.degree:
             raise PlanError(
                 f"{rule.module} has a vocabulary of {rule.heads}, which cannot be divided by a "
@@ -57,7 +56,10 @@ def divide_vocabulary(
             whole = module._parameters[own]
             # A tied weight has been cut when its other module was.
             if whole is not None and id(whole) in holders:
-                _cut(whole, dim, holders.pop(id(whole)), result)
+                places = holders.pop(id(whole))
+                _cut(whole, dim, places, result)
+                if whole.ndim == 2:
+                    _refuse_calls(places, [module for _, module in here], rule.module, result)
         _stand_by(module, rule, result)
 
 
@@ -98,6 +100,27 @@ def _cut(
         result.sharded[full] = how
         if isinstance(ranks, StandIn):
             result.undo.append(partial(module._parameters.__setitem__, own, whole))
+
+
+def _refuse_calls(
+    places: Sequence[Holder],
+    divided: Sequence[nn.Module],
+    rule: str,
+    result: TensorParallelModel,
+) -> None:
+    """A module that would take its part of a tied weight for the whole must not run."""
+    for full, module, _ in places:
+        if any(module is other for other in divided):
+            continue
+
+        def refuse(*args: Any, full: str = full, **kwargs: Any) -> Any:
+            raise PlanError(
+                f"{full} is the weight of {rule}, which tensor_parallel divides; give its module "
+                "a rule too, or leave both whole"
+            )
+
+        module.forward = refuse
+        result.undo.append(partial(module.__delattr__, "forward"))
 
 
 def _stand_by(module: nn.Module, rule: TensorParallelRule, result: TensorParallelModel) -> None:

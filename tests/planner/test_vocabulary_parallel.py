@@ -117,6 +117,16 @@ def test_what_lies_on_another_stage_is_left_alone():
     assert divided.sharded.keys() == {"project.weight", "project.bias", "also.bias"}
 
 
+@pytest.mark.parametrize(("rule", "other"), [(PROJECTION, "table"), (TABLE, "project")])
+def test_a_tied_weight_is_not_divided_at_one_end_only(rule, other):
+    model = build()
+    divided = divide(model, StandIn(2), (rule,))
+    with pytest.raises(PlanError, match=rf"{other}.weight is the weight of {rule.module}, which"):
+        model(TOKENS, LABELS)
+    divided.remove()
+    model(TOKENS, LABELS)
+
+
 def test_an_index_outside_the_vocabulary_is_refused_as_by_torch():
     for rank, token in ((0, -1), (1, VOCAB)):
         model = build()
