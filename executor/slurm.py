@@ -10,6 +10,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from claw_plan.executor.errors import ExecutionError
+
 WARNING_S = 120
 """How long before the time limit Slurm sends SIGUSR1: a step and a checkpoint fit into it."""
 
@@ -37,9 +39,16 @@ def sbatch_text(
 ) -> str:
     """The batch script: one task for each rank, started by srun, on as many nodes as the plan.
 
-    `command` is what every rank runs. All nodes have equally many ranks.
+    `command` is what every rank runs. Raises ExecutionError for a plan whose hosts have unequally
+    many ranks: a batch job's nodes are all alike.
     """
     ranks = ranks_per_node[0]
+    if set(ranks_per_node) != {ranks}:
+        counts = ", ".join(map(str, ranks_per_node))
+        raise ExecutionError(
+            f"the plan's hosts have {counts} ranks, but one batch job gives all of its nodes "
+            "equally many; use a hostfile, or plan for equal hosts"
+        )
     options = [
         (f"--job-name={name}", "what squeue shows"),
         (f"--nodes={len(ranks_per_node)}", "as many hosts as the plan's devices are on"),
