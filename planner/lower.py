@@ -2,9 +2,13 @@
 
 All ranks of a stage do the same at the same time, so one stands for all of them: it has a compute
 stream, streams for gathers, reductions and sends, and its port to the node's link and to the
-network. Under an interleaved schedule it runs several stages. The rows of
+network. Under many schedules it runs several stages. The rows of
 `schedules.schedule_actions` give the order of passes; this module gives each pass its units,
 `lower_data` and `lower_zero` the data-parallel traffic around them.
+
+Where a schedule splits the backward, the first stage, which has no input to give a gradient to,
+runs nothing for I and all for W; under recompute every other stage runs all for I, for it would
+have to recompute twice. So does the executor.
 
 On gloo nothing overlaps: its collectives are waited for where they are called and run on the
 cores that compute, so there they are lowered onto the compute stream.
@@ -19,21 +23,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from claw_plan.planner.actions import FORWARD, Action
+from claw_plan.planner.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    WEIGHT_GRADIENT,
+    Action,
+    message_for,
+    message_of,
+)
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import DataParallel
 from claw_plan.planner.lower_zero import make_data_parallel
 from claw_plan.planner.memory import HeldMemory
-from claw_plan.planner.pass_time import PassTime, Stretch, stretch_of
+from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime, Stretch, stretch_of
 from claw_plan.planner.placement import crosses_node, groups_of
 from claw_plan.planner.problem import Problem, variant_of
-from claw_plan.planner.schedules import schedule_actions
+from claw_plan.planner.schedules import rank_of_stage, schedule_actions, schedule_of
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_streams import Parts, StageStreams, add_stage_streams
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.simulator.task_graph import TaskGraph, TaskGraphBuilder
 
 Cuts = tuple[tuple[int, int], ...]
+
+NOTHING = "nothing"
+"""The pass of an action whose work another one has done."""
 
 
 class Lowered(NamedTuple):
@@ -80,6 +95,7 @@ class Lowering:
         self._problem, self._candidate = problem, candidate
         count = num_microbatches or candidate.num_microbatches(problem.training.global_batch)
         self._variant = variant_of(candidate)
+        self._splits = candidate.recompute == "none"
         self._others = groups_of(candidate, problem.devices_per_node)
         self._builder = TaskGraphBuilder()
         self._sent: dict[tuple[int, str, int], int] = {}
@@ -91,8 +107,9 @@ class Lowering:
             _Rank(streams=port, pending=row) for port, row in zip(ports, rows, strict=True)
         ]
         self._num_stages = len(cuts)
+        self._home = [rank_of_stage(candidate.schedule, i, candidate.pp) for i in range(len(cuts))]
         for index, (start, stop) in enumerate(cuts):
-            rank = self._ranks[index % candidate.pp]
+            rank = self._ranks[self._home[index]]
             rank.stages[index] = _Stage(
                 index=index,
                 start=start,
@@ -118,29 +135,21 @@ class Lowering:
         """A rank's next actions, up to one whose message has not been sent."""
         while rank.done < len(rank.pending):
             action = rank.pending[rank.done]
-            needed = self._message_for(action)
+            needed = message_for(action, self._num_stages)
             if needed is not None:
                 arrives = self._sent.get(needed)
                 if arrives is None:
                     return
-                rank.streams.wait_for([arrives])
+                rank.streams.wait_for([arrives] if arrives >= 0 else [])
             self._lower_action(rank, action)
             rank.done += 1
-
-    def _message_for(self, action: Action) -> tuple[int, str, int] | None:
-        """The action of another stage whose result this one takes: its neighbour's."""
-        stage, kind, index = action
-        if kind == FORWARD:
-            return (stage - 1, kind, index) if stage else None
-        return (stage + 1, kind, index) if stage + 1 < self._num_stages else None
 
     def _lower_action(self, rank: _Rank, action: Action) -> None:
         stage, label = rank.stages[action.stage], str(action)
         if action.kind == FORWARD:
             self._forward(rank, stage, label)
         else:
-            is_last = action.microbatch == stage.last_backward
-            self._backward(rank.streams, stage, label, is_last)
+            self._backward(rank.streams, stage, action, label)
         self._send(rank.streams, stage, action, label)
 
     def _forward(self, rank: _Rank, stage: _Stage, label: str) -> None:
@@ -159,26 +168,48 @@ class Lowering:
                 data.after_forward(unit)
         data.end_forward()
 
-    def _backward(self, streams: StageStreams, stage: _Stage, label: str, is_last: bool) -> None:
-        data, frees = stage.data, stage.held.microbatch_bytes
+    def _backward(self, streams: StageStreams, stage: _Stage, action: Action, label: str) -> None:
+        """A whole backward, or what one of its parts runs."""
+        kinds = self._kinds_of(action)
+        if not kinds:
+            return
+        completes = action.kind != INPUT_GRADIENT
+        ends = completes if self._splits or not stage.index else action.kind != WEIGHT_GRADIENT
+        is_last = completes and action.microbatch == stage.last_backward
+        data, frees = stage.data, stage.held.microbatch_bytes if ends else 0
         units = range(stage.stop - 1, stage.start - 1, -1)
         data.begin_backward(units, is_last)
         if not data.by_unit:
             streams.next_free_bytes = frees
-            self._run_backward(streams, label, stage.start, stage.stop)
+            self._run_kinds(streams, kinds, label, stage.start, stage.stop)
         for unit in units:
-            if data.by_unit:
+            if data.by_unit and kinds != (NOTHING,):
                 data.before_unit(unit, backward=True)
                 streams.next_free_bytes = frees if unit == stage.start else 0
-                self._run_backward(streams, f"{label} unit {unit}", unit, unit + 1)
+                self._run_kinds(streams, kinds, f"{label} unit {unit}", unit, unit + 1)
             data.after_backward(unit, is_last)
-        data.end_backward(is_last)
+        if completes:
+            data.end_backward(is_last)
 
-    def _run_backward(self, streams: StageStreams, label: str, start: int, stop: int) -> None:
-        """The backward of units, and before it what of them is recomputed."""
-        if self._candidate.recompute != "none":
-            streams.run_pass("recompute", label, self._stretch(start, stop, "recompute"))
-        streams.run_pass("backward", label, self._stretch(start, stop, "backward"))
+    def _kinds_of(self, action: Action) -> tuple[str, ...]:
+        """The passes over the units that a backward action runs, in order."""
+        again = () if self._candidate.recompute == "none" else ("recompute",)
+        whole = (*again, "backward")
+        if action.kind == BACKWARD:
+            return whole
+        if not action.stage:
+            return whole if action.kind == WEIGHT_GRADIENT else ()
+        if self._splits:
+            return (INPUTS if action.kind == INPUT_GRADIENT else WEIGHTS,)
+        return whole if action.kind == INPUT_GRADIENT else (NOTHING,)
+
+    def _run_kinds(
+        self, streams: StageStreams, kinds: Sequence[str], label: str, start: int, stop: int
+    ) -> None:
+        for kind in kinds:
+            if kind != NOTHING:
+                shown = "recompute" if kind == "recompute" else "backward"
+                streams.run_pass(shown, label, self._stretch(start, stop, kind))
 
     def _stretch(self, start: int, stop: int, kind: str) -> Stretch:
         """A pass over units; the same for every microbatch."""
@@ -190,10 +221,11 @@ class Lowering:
         return self._stretches[key]
 
     def _pass(self, unit: int, kind: str) -> PassTime:
-        candidate, backward = self._candidate, kind == "backward"
-        return self._problem.pass_time(
-            unit, self._variant, candidate.microbatch_size, candidate.tp, backward, self._others
-        )
+        candidate, problem = self._candidate, self._problem
+        size = (self._variant, candidate.microbatch_size, candidate.tp)
+        if kind in (INPUTS, WEIGHTS):
+            return problem.part_time(unit, *size, kind, self._others)
+        return problem.pass_time(unit, *size, kind == "backward", self._others)
 
     def _recompute(self, unit: int, kind: str) -> PassTime:
         candidate = self._candidate
@@ -211,14 +243,20 @@ class Lowering:
 
     def _send(self, streams: StageStreams, stage: _Stage, action: Action, label: str) -> None:
         """Hidden states go on to the next stage, their gradients back to the one before."""
+        message = message_of(action)
+        if message is None:
+            return
         peer = stage.index + (1 if action.kind == FORWARD else -1)
         if not 0 <= peer < self._num_stages:
             return
-        key = (stage.index, action.kind)
+        if self._home[peer] == self._home[stage.index]:
+            self._sent[message] = streams.last_task
+            return
+        key = (stage.index, message[1])
         cost = self._send_costs.get(key)
         if cost is None:
-            cost = self._send_costs[key] = self._send_cost(stage, action.kind, peer)
-        self._sent[action] = streams.send(cost, f"send {label}")
+            cost = self._send_costs[key] = self._send_cost(stage, message[1], peer)
+        self._sent[message] = streams.send(cost, f"send {label}")
 
     def _send_cost(self, stage: _Stage, kind: str, peer: int) -> CollectiveCost:
         """A message from the stage to its neighbour; the same for every microbatch."""
@@ -229,13 +267,15 @@ class Lowering:
         if self._problem.trainer.scatters_sends and not self._candidate.sequence_parallel:
             size = -(-size // self._candidate.tp)
         earlier = min(stage.index, peer) % self._candidate.pp
+        if schedule_of(self._candidate.schedule).places_v:
+            earlier = min(self._home[stage.index], self._home[peer])
         nodes = 1 + crosses_node(self._candidate, earlier, self._problem.devices_per_node)
         return self._problem.collective("send", size, 2, nodes)
 
     def _finish_step(self) -> None:
         """Tied gradients are summed, gradients of sharded sequences too, then the optimizer."""
         tied = self._tie_ends()
-        ends = {0, (self._num_stages - 1) % self._candidate.pp}
+        ends = {0, self._home[-1]}
         for index, rank in enumerate(self._ranks):
             if tied is not None and index in ends:
                 rank.streams.wait_for([tied])
@@ -249,8 +289,7 @@ class Lowering:
 
     def _tie_ends(self) -> int | None:
         """The all-reduce of parameters that both the first and the last stage hold."""
-        pp = self._candidate.pp
-        first, last = self._ranks[0], self._ranks[(self._num_stages - 1) % pp]
+        first, last = self._ranks[0], self._ranks[self._home[-1]]
         if first is last:
             return None
         held = last.stages[self._num_stages - 1].data.parameter_names
@@ -274,7 +313,7 @@ def _last_backward(row: Sequence[Action], stage: int) -> int:
     return next(
         action.microbatch
         for action in reversed(row)
-        if (action.stage, action.kind) == (stage, "B")
+        if action.stage == stage and action.kind in (BACKWARD, WEIGHT_GRADIENT)
     )
 
 

@@ -22,6 +22,9 @@ from claw_plan.profiles.work import OpWork
 CORNER = 6
 """The exponent of the soft maximum."""
 
+INPUTS, WEIGHTS = "inputs", "weights"
+"""The two parts of a backward: gradients of the unit's input, and of its weights."""
+
 HOST = "host"
 """The part of a pass in which the device waits for the host."""
 
@@ -120,6 +123,16 @@ def merge(costs: Sequence[CollectiveCost]) -> CollectiveCost:
     )
 
 
+def makes_weights(item: Op | Exchange) -> bool:
+    """Whether a backward's kernel makes gradients of weights alone: its result is of one size
+    however many samples there are. One that makes both kinds counts with the inputs'.
+    """
+    if not isinstance(item, Op):
+        return False
+    written = item.written_bytes
+    return not written.per_sample and not written.split_per_sample
+
+
 class PassTimer:
     """Adds up one pass, kernel by kernel."""
 
@@ -172,9 +185,15 @@ class PassTimer:
 
 
 def items_of(cost: UnitCost, kind: str, trainer: Trainer) -> Iterator[tuple[Op | Exchange, float]]:
-    """What a pass runs, each with the share of it: 'forward', 'backward' or a recompute mode."""
+    """What a pass runs, each with the share of it.
+
+    Kinds are 'forward', 'backward' or its two parts, and the recompute modes.
+    """
     if kind == "backward":
         yield from ((item, 1.0) for item in cost.backward)
+        return
+    if kind in (INPUTS, WEIGHTS):
+        yield from ((i, 1.0) for i in cost.backward if makes_weights(i) == (kind == WEIGHTS))
         return
     if kind == "full" and trainer.recompute_stops_early:
         yield from ((item, 1.0) for item in cost.forward[: cost.num_recomputed])

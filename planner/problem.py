@@ -12,6 +12,8 @@ from functools import cached_property
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import PLAIN, SEQUENCE, TENSOR, ModelGraph, Op
 from claw_plan.planner.pass_time import (
+    INPUTS,
+    WEIGHTS,
     Groups,
     PassTime,
     PassTimer,
@@ -54,7 +56,8 @@ def optimizer_work(optimizer: str, elements: int) -> OpWork:
 class Training:
     """What is trained, the same for every candidate.
 
-    `memory_headroom` is the fraction of each device's memory that a plan must leave free.
+    `memory_headroom` is the fraction of each device's memory that a plan must leave free,
+    `clip_norm` the largest norm of all gradients, None for any.
     """
 
     global_batch: int
@@ -63,6 +66,7 @@ class Training:
     optimizer: str
     memory_headroom: float
     seed: int = 0
+    clip_norm: float | None = None
 
     @property
     def compute_bytes(self) -> int:
@@ -116,6 +120,12 @@ class Problem:
         kind = "backward" if backward else "forward"
         return self._pass(unit, variant, batch, tp, kind, others)
 
+    def part_time(
+        self, unit: int, variant: str, batch: int, tp: int, part: str, others: Groups = ()
+    ) -> PassTime:
+        """Time of a part of a backward, INPUTS or WEIGHTS, of a unit for one microbatch."""
+        return self._pass(unit, variant, batch, tp, part, others)
+
     def recompute_time(
         self,
         unit: int,
@@ -147,7 +157,7 @@ class Problem:
         timer = PassTimer(host_ns=trainer.host_ns * self.graph.launches_per_op)
         for item, share in items_of(cost, kind, trainer):
             if isinstance(item, Op):
-                work = op_work(item, batch, tp, kind == "backward")
+                work = op_work(item, batch, tp, kind in ("backward", INPUTS, WEIGHTS))
                 answer = self.cost.op(work)
                 part = kernel_part(work)
                 scale = share * kernel_scale(trainer, part)

@@ -34,7 +34,8 @@ from claw_plan.profiles.cost import CollectiveCost, OpCost
 from claw_plan.profiles.work import CollectiveWork, OpWork
 
 
-def _op(flops: int, split: bool) -> Op:
+def _op(flops: int, split: bool, writes: Amount = Amount()) -> Op:  # noqa: B008
+    """One that writes nothing that grows with the batch makes gradients of weights alone."""
     amount = Amount(0, 0, 0, flops) if split else Amount(0, flops)
     return Op(
         kind="gemm",
@@ -44,7 +45,7 @@ def _op(flops: int, split: bool) -> Op:
         dtype="float32",
         flops=amount,
         read_bytes=Amount(),
-        written_bytes=Amount(),
+        written_bytes=writes,
     )
 
 
@@ -53,7 +54,11 @@ def _unit_cost(flops: int, hidden: int, *, tensor: bool, block: bool) -> UnitCos
     split = tensor and block
     return UnitCost(
         forward=(_op(flops, split), *([exchange] if split else [])),
-        backward=(_op(2 * flops, split), *([exchange] if split else [])),
+        backward=(
+            _op(flops, split, Amount(0, 1)),
+            _op(flops, split),
+            *([exchange] if split else []),
+        ),
         saved_bytes=Amount(0, 4 * hidden),
         input_bytes=Amount(0, hidden),
         output_bytes=Amount(0, hidden),
