@@ -69,7 +69,7 @@ def facts_of(rank: Rank, model: Path) -> Facts:
         },
         device=torch.cuda.get_device_name(rank.device) if is_gpu else "CPU",
         device_free_bytes=torch.cuda.mem_get_info(rank.device)[0] if is_gpu else 0,
-        host_free_bytes=_host_free_bytes(),
+        host_free_bytes=host_free_bytes(),
         environment=shared_settings(),
     )
 
@@ -78,7 +78,7 @@ def _short_hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else "missing"
 
 
-def _host_free_bytes(file: Path = Path("/proc/meminfo")) -> int:
+def host_free_bytes(file: Path = Path("/proc/meminfo")) -> int:
     """Memory that programs can get without swapping; 0 where the system does not tell."""
     if not file.exists():
         return 0
