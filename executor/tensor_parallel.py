@@ -25,7 +25,7 @@ def divide_weights(
     sequence, on the stages that hold them.
     """
     rules = rules_of(plan, model, blocks)
-    if blocks and not rules:
+    if not rules and not _fits_elsewhere(plan):
         raise PlanError(
             "the plan has tp > 1 and no tensor_parallel rule that fits its blocks; plan again"
         )
@@ -39,6 +39,12 @@ def divide_weights(
     if sequence and last in blocks:
         gather_after(model.get_submodule(last), ranks)
     return divided
+
+
+def _fits_elsewhere(plan: Plan) -> bool:
+    """Whether any rule is one for blocks of the plan: other stages may have those divided."""
+    patterns = tuple({f"{_pattern(block)}." for block in plan.blocks})
+    return any(f"{rule.modules}.".startswith(patterns) for rule in plan.tensor_parallel)
 
 
 def rules_of(

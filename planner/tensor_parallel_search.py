@@ -96,7 +96,7 @@ def find_rules(
     structures = _structures(model, blocks)
     calls = _block_calls(model, [names[0] for names in structures], forward)
     shared = shared_parameters(model)
-    rules: list[TensorParallelRule] = []
+    regions: list[_Region] = []
     refused: dict[str, str] = {}
     for index, names in enumerate(structures):
         call = calls.get(names[0])
@@ -106,12 +106,18 @@ def find_rules(
         found, left_out = _find_in_block(call, shared)
         refused.update({f"{names[0]}.{row}": why for row, why in left_out.items()})
         only = () if len(structures) == 1 else (index,)
-        rules.extend(replace(rule, structures=only) for rule in found)
-    divides = math.gcd(*(rule.heads for rule in rules if rule.style != REGION)) if rules else 1
+        regions.extend(
+            _Region.of(call.block, names, [replace(rule, structures=only) for rule in rules])
+            for rules in found
+        )
+    chosen, left_out = _agreeing(regions)
+    refused.update(left_out)
+    rules = [rule for region in chosen for rule in region.rules]
+    divides = math.gcd(*(region.divides for region in chosen)) if chosen else 1
     finding = TensorParallelFinding(
-        rules=tuple(rules) if divides > 1 else (),
+        rules=tuple(rules),
         structures=tuple(tuple(names) for names in structures),
-        reason=_reason(rules, divides, refused),
+        reason=_reason(rules, refused),
         tp_divides=divides,
         refused=refused,
     )
@@ -121,12 +127,55 @@ def find_rules(
     return replace(finding, no_sequence_parallel=why_not)
 
 
-def _reason(rules: Sequence[TensorParallelRule], divides: int, refused: dict[str, str]) -> str:
-    if rules and divides > 1:
-        return ""
+@dataclass(frozen=True, kw_only=True)
+class _Region:
+    """One region of the blocks of a structure: its rules, and its weight in all these blocks."""
+
+    name: str
+    rules: tuple[TensorParallelRule, ...]
+    divides: int
+    numel: int
+
+    @classmethod
+    def of(
+        cls, block: nn.Module, names: Sequence[str], rules: Sequence[TensorParallelRule]
+    ) -> _Region:
+        linears = [rule for rule in rules if rule.style != REGION]
+        numel = sum(
+            block.get_submodule(rule.module).get_parameter(own).numel()
+            for rule in linears
+            for own in rule.weight_dims
+        )
+        return cls(
+            name=f"{names[0]}.{linears[-1].module}",
+            rules=tuple(rules),
+            divides=math.gcd(*(rule.heads for rule in linears)),
+            numel=numel * len(names),
+        )
+
+
+def _agreeing(regions: Sequence[_Region]) -> tuple[list[_Region], dict[str, str]]:
+    """Regions with a degree in common, the heaviest first, and why the others stay whole.
+
+    One tower's few heads do not forbid tensor parallelism in another.
+    """
+    divides, chosen, refused = 0, set(), {}
+    for region in sorted(regions, key=lambda region: -region.numel):
+        together = math.gcd(divides, region.divides)
+        if together > 1:
+            divides = together
+            chosen.add(region.name)
+        else:
+            refused[region.name] = (
+                f"its {region.divides} heads or columns have no degree in common with the "
+                f"{divides} of heavier modules"
+            )
+    return [region for region in regions if region.name in chosen], refused
+
+
+def _reason(rules: Sequence[TensorParallelRule], refused: dict[str, str]) -> str:
     if rules:
-        sizes = ", ".join(f"{r.module} {r.heads}" for r in rules if r.style != REGION)
-        return f"no degree above 1 divides the heads or columns of all modules ({sizes})"
+        return ""
     if refused:
         name, why = next(iter(refused.items()))
         return f"no column linears feed a row linear; the first that was tried, {name}: {why}"
@@ -226,10 +275,10 @@ def _trained(values: tuple[Any, Any]) -> tuple[Any, Any]:
 
 def _find_in_block(
     call: BlockCall, shared: frozenset[int]
-) -> tuple[list[TensorParallelRule], dict[str, str]]:
+) -> tuple[list[list[TensorParallelRule]], dict[str, str]]:
     """Disjoint regions in execution order, and why the others are none."""
     linears = linear_calls(call.block, call.run, shared)
-    rules: list[TensorParallelRule] = []
+    rules: list[list[TensorParallelRule]] = []
     refused: dict[str, str] = {}
     taken: set[str] = set()
     for row in linears.values():
@@ -241,7 +290,7 @@ def _find_in_block(
             refused[row.name] = unfit[0]
             continue
         try:
-            rules.extend(_tried(call, columns, row))
+            rules.append(_tried(call, columns, row))
         except TRIAL_ERRORS as error:
             refused[row.name] = first_line(error)
         else:

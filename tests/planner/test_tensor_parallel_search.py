@@ -180,21 +180,24 @@ def test_a_weight_that_another_module_holds_is_refused():
     assert "pair.p shares its weight with another module" in finding.reason
 
 
-def test_no_common_degree_is_said_with_the_sizes():
-    class Odd(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.up, self.down = nn.Linear(DIM, width), nn.Linear(width, DIM)
+class Odd(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(DIM, width), nn.Linear(width, DIM)
 
-        def forward(self, h):
-            return h + self.down(F.relu(self.up(h)))
+    def forward(self, h):
+        return h + self.down(F.relu(self.up(h)))
 
-    finding = found(Odd(9), Odd(16))
-    assert finding.rules == ()
-    assert finding.reason == (
-        "no degree above 1 divides the heads or columns of all modules "
-        "(up 9, down 9, up 16, down 16)"
-    )
+
+def test_blocks_without_a_common_degree_leave_the_heavier_divided():
+    finding = found(Odd(9), Odd(16), Odd(9), Odd(9))
+    assert finding.by_block().keys() == {"layers.0", "layers.2", "layers.3"}
+    assert (finding.tp_divides, finding.reason) == (9, "")
+    assert finding.refused == {
+        "layers.1.down": "its 16 heads or columns have no degree in common with the 9 of heavier "
+        "modules"
+    }
+    assert "layers.1 has no divided linears" in finding.no_sequence_parallel
 
 
 class Wrapped(nn.Module):
