@@ -6,7 +6,7 @@
 
 It starts from the small right files of `fuzz_readers` (topology) and `fuzz_traces` (recordings)
 and damages them half in their way, which keeps words whole, half in libFuzzer's, which changes
-bytes. The demands are theirs: an answer, or an InputError of one line; SLOW_S for one file; and
+bytes. The demands are theirs: an answer, or an InputError of one line; SLOW_S for one case; and
 less than MEMORY_MIB in all. A case that breaks them is kept, named and ends the run with 1.
 """
 
@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,9 @@ with atheris.instrument_imports(include=["claw_plan.profiles.topology", "claw_pl
     import fuzz_readers
     import fuzz_traces
 
-SLOW_S = 10
+SLOW_S, HANGING_S = 10, 60
+"""Of one case: the first of computing, the second by the clock, whoever else computes."""
+
 MEMORY_MIB = 2048
 LONGEST = 200_000
 """Bytes of a case. libFuzzer's own mutations are useless on longer ones."""
@@ -44,6 +47,7 @@ def seeds() -> dict[str, list[bytes]]:
 
 def read(name: str, path: Path, data: bytes) -> None:
     """Gives one case to the reader; raises what must not happen."""
+    start = time.process_time()
     if name in fuzz_readers.SEEDS:
         problem = fuzz_readers.try_one(data.decode("utf-8", "surrogateescape"))
         if problem:
@@ -51,6 +55,8 @@ def read(name: str, path: Path, data: bytes) -> None:
     else:
         path.write_bytes(data)
         fuzz_traces.try_case(path)
+    if time.process_time() - start > SLOW_S:
+        raise AssertionError(f"{time.process_time() - start:.1f} s for {len(data)} bytes")
 
 
 def damage(name: str, data: bytes, most: int, seed: int) -> bytes:
@@ -73,7 +79,7 @@ def fuzz_one(name: str, seconds: int, folder: Path) -> None:
     case: Callable[[bytes], None] = partial(read, name, folder / name)
     options = {
         "max_total_time": seconds,
-        "timeout": SLOW_S,
+        "timeout": HANGING_S,
         "rss_limit_mb": MEMORY_MIB,
         "max_len": LONGEST,
         "artifact_prefix": f"{folder}/{name}-broken-",
