@@ -38,6 +38,14 @@ def _seconds(context: click.Context, option: click.Parameter, value: float | Non
     return value
 
 
+def _above_zero(
+    context: click.Context, option: click.Parameter, value: float | None
+) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter(f"{value} is not a positive number")
+    return value
+
+
 PLANNING_OPTIONS = (
     click.option(
         "--cluster",
@@ -69,6 +77,13 @@ PLANNING_OPTIONS = (
         "--optimizer",
         type=click.Choice(["adamw", "sgd"]),
         help="Sets the optimizer's memory and time.  [default: adamw]",
+    ),
+    click.option(
+        "--clip-norm",
+        type=float,
+        callback=_above_zero,
+        metavar="X",
+        help="Largest norm of all gradients together.  [default: no clipping]",
     ),
     click.option(
         "--memory-headroom",

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.offload import host_step_ns
 from claw_plan.planner.placement import group_nodes, shard_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem, optimizer_work
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
@@ -24,6 +25,13 @@ from claw_plan.profiles.work import OpWork
 ACCUMULATED_BYTES = 12
 """Bytes moved for each element when a microbatch's gradient is added to that of those before:
 two read, one written, in fp32."""
+
+CLIPPED_BYTES = 12
+"""Bytes moved for each element when gradients are clipped: read for the norm, then read and
+written once more, in fp32."""
+
+NORM_BYTES = 8
+"""The sum of squares that ranks exchange, in fp64."""
 
 ACCUMULATE, GATHER_COPY, REDUCE_COPY = (
     "aten.add_",
@@ -118,11 +126,26 @@ class DataParallel:
     def step_optimizer(self) -> None:
         """The optimizer, after the last reduction."""
         self._wait_for_reductions()
-        self._optimize(sum(group.trainable_shard for group in self._groups.values()))
+        elements = sum(group.trainable_shard for group in self._groups.values())
+        self._clip(elements)
+        self._optimize(elements)
+
+    def _clip(self, elements: int) -> None:
+        """The norm of all gradients, one sum over all ranks, and their scaling."""
+        problem, ranks = self._problem, self._candidate.num_devices
+        if problem.training.clip_norm is None:
+            return
+        self._streams.run("other", "clip", problem.memory_op_ns(CLIPPED_BYTES * elements))
+        if ranks > 1:
+            nodes = -(-ranks // problem.devices_per_node)
+            cost = problem.collective("all_reduce", NORM_BYTES, ranks, nodes)
+            self._streams.exchange("dp_comm", "norm", cost)
 
     def _optimize(self, elements: int) -> None:
         optimizer = self._problem.training.optimizer
-        if elements and optimizer:
+        if elements and optimizer and self._candidate.offload == "optimizer":
+            self._streams.run("optimizer", "on the host", host_step_ns(self._problem, elements))
+        elif elements and optimizer:
             cost = self._problem.cost.op(optimizer_work(optimizer, elements))
             self._streams.run("optimizer", optimizer, cost.ns, cost.source)
 

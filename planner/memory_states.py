@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.offload import HOST_STATES
 from claw_plan.planner.placement import expert_groups
 from claw_plan.planner.problem import OPTIMIZER_STATES, STORED_BYTES, Problem
 from claw_plan.planner.shards import ShardSizes, local_numel
@@ -51,6 +52,8 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
     shard = sum(group.shard for group in groups)
     trainable = sum(group.trainable_shard for group in groups)
     states = OPTIMIZER_STATES.get(problem.training.optimizer, 0)
+    if candidate.offload == "optimizer":  # a CPU is its own host, and holds the copies too
+        states = states + HOST_STATES if problem.device.kind == "cpu" else 0
     whole = kind_of(problem, candidate) == WHOLE
     bucketed = whole and candidate.dp_replicate > 1 and candidate.pp == 1
     return {

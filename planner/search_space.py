@@ -83,8 +83,8 @@ def _order(candidate: Candidate) -> tuple[object, ...]:
     """Of equal bounds: fewer devices first, then simpler splits, then less recompute."""
     return (
         candidate.num_devices, candidate.pp, candidate.tp, candidate.recompute != "none",
-        candidate.sequence_parallel, candidate.dp_shard, candidate.microbatch_size,
-        candidate.schedule, -candidate.zero,
+        candidate.sequence_parallel, candidate.dp_shard, candidate.offload != "none",
+        candidate.microbatch_size, candidate.schedule, -candidate.zero,
     )  # fmt: skip
 
 
@@ -136,6 +136,6 @@ def knob_sizes(groups: list[Group], space: Space) -> dict[str, int]:
         shapes.setdefault((base.pp > 1, base.tp > 1, base.dp, group.microbatches > 1), group)
     for group in shapes.values():
         for candidate in space.members(group):
-            for knob in ("dp_replicate", "dp_shard", "zero", "schedule"):
+            for knob in ("dp_replicate", "dp_shard", "zero", "schedule", "offload"):
                 values.setdefault(knob, set()).add(getattr(candidate, knob))
     return {knob: len(distinct) for knob, distinct in sorted(values.items())}

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.problem import Problem
-from claw_plan.planner.supported import RECOMPUTE, can_grow_from, knob_refusal, refusal
+from claw_plan.planner.supported import OFFLOAD, RECOMPUTE, can_grow_from, knob_refusal, refusal
 from claw_plan.profiles.cluster import Cluster
 
 SCHEDULES = ("1F1B", "GPipe")
@@ -156,13 +157,17 @@ class Space:
             if not self._pinned("dp_replicate", base.dp // shard):
                 continue
             for schedule in (s for s in schedules if self._pinned("schedule", s)):
-                for zero in self._zero_choices(base.pp, shard, group.microbatches):
+                for zero, offload in product(
+                    self._zero_choices(base.pp, shard, group.microbatches),
+                    self._offload_choices(),
+                ):
                     candidate = replace(
                         base,
                         dp_shard=shard,
                         dp_replicate=base.dp // shard,
                         schedule=schedule,
                         zero=zero,
+                        offload=offload,
                     )
                     if not refusal(candidate):
                         found.append(candidate)
@@ -177,6 +182,13 @@ class Space:
         else:
             choices = [3, 2, 1] if microbatches > 1 else [3, 2]
         return [zero for zero in choices if self._pinned("zero", zero)]
+
+    def _offload_choices(self) -> list[str]:
+        """On CPUs the host's memory is the device's: nothing to gain, but it may be pinned."""
+        pinned = self._fix.get("offload")
+        if pinned is not None:
+            return [pinned]
+        return [Candidate().offload] if self._problem.device.kind == "cpu" else list(OFFLOAD)
 
     def _pinned(self, knob: str, value: Any) -> bool:
         return knob not in self._fix or self._fix[knob] == value

@@ -73,6 +73,7 @@ def test_a_model_folder_called_like_a_command_is_no_mistake(
         (["m.py", "-c", "cpu", "--global-batch", "inf"], "'inf' is not a valid integer"),
         (["m.py", "-c", "cpu", "--seq-len", "many"], "'many' is not a valid integer"),
         (["m.py", "-c", "cpu", "--memory-headroom", "1"], "1.0 is not a fraction"),
+        (["m.py", "-c", "cpu", "--clip-norm", "0"], "0.0 is not a positive number"),
         (["m.py", "-c", "cpu", "--memory-headroom", "nan"], "nan is not a fraction"),
         (["m.py", "-c", "cpu", "--time-limit", "0"], "0.0 is not a positive number of seconds"),
         (["m.py", "-c", "cpu", "--time-limit", "inf"], "inf is not a positive number of seconds"),

@@ -46,6 +46,7 @@ def test_the_options_keep_their_order_in_the_help() -> None:
         "seq_len",
         "precision",
         "optimizer",
+        "clip_norm",
         "memory_headroom",
         "fix",
         "build",

@@ -61,6 +61,7 @@ def test_flags_reach_the_planner(planner: Planner) -> None:
     run(
         *["plan", "model.py", "-c", "cpu", "--global-batch", "64", "--seq-len", "512"],
         *["--precision", "bf16", "--optimizer", "sgd", "--memory-headroom", "0.2"],
+        *["--clip-norm", "1.5"],
         *["--fix", "tp=2,pp=2,schedule=1F1B", "--top", "5", "--seed", "7", "--time-limit", "9"],
         *["--build", "GPT()", "--inputs", "x=float32[B,4]", "--profile", "p.profile"],
     )
@@ -68,7 +69,7 @@ def test_flags_reach_the_planner(planner: Planner) -> None:
     assert (request.model, request.cluster) == (Path("model.py"), "cpu")
     assert (request.global_batch, request.seq_len) == (64, 512)
     assert (request.precision, request.optimizer) == ("bf16", "sgd")
-    assert request.memory_headroom == 0.2
+    assert (request.memory_headroom, request.clip_norm) == (0.2, 1.5)
     assert request.fix == {"tp": 2, "pp": 2, "schedule": "1F1B"}
     assert (request.top, request.seed, request.time_limit_s) == (5, 7, 9.0)
     assert (request.build, request.inputs) == ("GPT()", "x=float32[B,4]")

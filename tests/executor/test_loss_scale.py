@@ -3,10 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn as nn
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from claw_plan.executor.loss_scale import GROWTH_STEPS, START, LossScale
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.loss_scale import FLOOR, START, LossScale
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import compile_plan
 from claw_plan.executor.ranks import Rank
@@ -20,21 +24,42 @@ def weight(gradient: float) -> nn.Parameter:
 
 def test_gradients_are_those_of_the_loss_again(alone: Rank) -> None:
     parameter = weight(3 * START)
-    assert LossScale().divide([parameter])
+    assert LossScale(2000).divide([parameter])
     assert parameter.grad is not None and parameter.grad.item() == 3.0
 
 
 def test_an_overflow_leaves_the_step_out_and_halves_the_scale(alone: Rank) -> None:
-    scale = LossScale()
+    scale = LossScale(2000)
     assert not scale.divide([weight(1.0), weight(float("inf"))])
     assert scale.factor == START / 2
 
 
-def test_many_good_steps_double_it(alone: Rank) -> None:
-    scale = LossScale()
-    for _ in range(GROWTH_STEPS):
-        assert scale.divide([weight(1.0)])
-    assert scale.factor == 2 * START
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_step_by_step_as_torchs_scaler(alone: Rank, overflows: list[bool], window: int) -> None:
+    ours = LossScale(window)
+    theirs = torch.amp.GradScaler("cpu", init_scale=START, growth_interval=window)
+    for overflow in overflows:
+        value = float("inf") if overflow else 2.0
+        parameter = nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        theirs.scale(parameter.sum())  # makes its state
+        parameter.grad = torch.tensor([value * theirs.get_scale()])
+        theirs.step(optimizer)
+        theirs.update()
+        if overflow and ours.factor <= FLOOR:
+            return
+        assert ours.divide([weight(value * ours.factor)]) == (not overflow)
+        assert ours.factor == theirs.get_scale()
+        assert (parameter.item() == 1.0) == overflow
+
+
+def test_at_its_floor_an_overflow_ends_the_training(alone: Rank) -> None:
+    scale = LossScale(2000)
+    for _ in range(16):  # from 2 to the 16th down to 1
+        assert not scale.divide([weight(float("nan"))])
+    with pytest.raises(ExecutionError, match=r"scale down at 1, .* --precision bf16"):
+        scale.divide([weight(float("nan"))])
 
 
 def test_fp16_trains(tiny_plan: Callable[..., Path], alone: Rank) -> None:

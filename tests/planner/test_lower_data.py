@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import lower
@@ -67,6 +68,16 @@ def test_the_gather_of_the_next_block_runs_beside_this_one(toys):
         running = spans[f"0F0 unit {block - 1}"]
         gather = spans[f"gather unit {block}"]
         assert running.start_ns <= gather.start_ns < running.end_ns
+
+
+def test_clipping_reads_and_scales_all_gradients_and_meets_once(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=2)
+    clipped = replace(problem, training=replace(problem.training, clip_norm=1.0))
+    for one, names in ((problem, 0), (clipped, 1)):
+        graph, _ = lowered(one, Candidate(dp_shard=2))
+        assert graph.name.count("clip") == graph.name.count("norm") == names
+    graph, _ = lowered(clipped, Candidate())
+    assert graph.name.count("clip") == 1 and graph.name.count("norm") == 0  # nobody to meet
 
 
 def test_on_gloo_nothing_overlaps(toys):

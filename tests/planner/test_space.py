@@ -27,8 +27,12 @@ def by_loops(layers, heads, counts, batch):
             if batch % (replicate * shard * size):
                 continue
             many = batch // (replicate * shard * size) > 1
-            for schedule, zero, sequence, recompute in product(
-                ("1F1B", "GPipe"), (1, 2, 3), flags, ("none", "full")
+            for schedule, zero, sequence, recompute, offload in product(
+                ("1F1B", "GPipe"),
+                (1, 2, 3),
+                flags,
+                ("none", "full", "half"),
+                ("none", "optimizer"),
             ):
                 if schedule == "GPipe" and not (pp > 1 and many):
                     continue
@@ -39,7 +43,7 @@ def by_loops(layers, heads, counts, batch):
                 candidate = Candidate(
                     pp=pp, tp=tp, dp_replicate=replicate, dp_shard=shard, microbatch_size=size,
                     schedule=schedule, zero=zero,
-                    sequence_parallel=sequence, recompute=recompute,
+                    sequence_parallel=sequence, recompute=recompute, offload=offload,
                 )  # fmt: skip
                 if not refusal(candidate):
                     yield candidate
@@ -55,6 +59,12 @@ def test_holds_every_legal_candidate_once(toys, nodes, devices, batch):
     assert len(found) == len(set(found))
     assert set(found) == set(by_loops(3, 4, counts, batch))
     assert sum(group.size for group in space.groups()) == len(found)
+
+
+def test_the_host_of_a_cpu_is_no_other_memory_but_may_be_pinned(toys):
+    problem = toys.problem(cluster=toys.cluster(devices=2, kind="cpu"))
+    assert {c.offload for c in members(Space(problem, {}))} == {"none"}
+    assert {c.offload for c in members(Space(problem, {"offload": "optimizer"}))} == {"optimizer"}
 
 
 def test_divisors():

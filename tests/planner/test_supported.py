@@ -20,9 +20,10 @@ ROOT = Path(__file__).parents[2]
         ({"cp": 2}, "context parallelism is not executed yet; use cp=1"),
         ({"ep": 2}, "expert parallelism is not executed yet; use ep=1"),
         ({"zero": 2, "pp": 2, "dp_shard": 2}, "reduced once a step; use zero=1"),
+        ({"offload": "params"}, "use one of none, optimizer"),
         ({"codec": "int8"}, "use codec=none"),
-        ({"schedule": "ZBVZeroBubble"}, "use one of 1F1B, GPipe"),
-        ({"recompute": "selective"}, "use one of none, full"),
+        ({"schedule": "ZBVZeroBubble"}, "schedule=ZBVZeroBubble runs with 2"),
+        ({"recompute": "selective"}, "use one of none, full, half"),
         ({"pp": 2, "tp": 2, "dp_shard": 2, "dp_replicate": 2}, "no test proves"),
     ],
 )
