@@ -28,7 +28,7 @@ from claw_plan.planner.memory_states import (
 )
 from claw_plan.planner.memory_units import unit_memory
 from claw_plan.planner.problem import STORED_BYTES, Problem
-from claw_plan.planner.schedules import held_by_rank
+from claw_plan.planner.schedules import Held, held_by_rank, stages_of_rank
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
 
 
@@ -92,7 +92,7 @@ class MemoryModel:
     def stages(self, candidate: Candidate, cuts: Cuts) -> tuple[StageMemory, ...]:
         """Memory of every pipeline rank; `cuts` are the units [start, stop) of each stage."""
         return tuple(
-            self._rank(candidate, rank, cuts[rank :: candidate.pp])
+            self._rank(candidate, rank, spans_of_rank(candidate, cuts, rank))
             for rank in range(min(candidate.pp, len(cuts)))
         )
 
@@ -109,7 +109,7 @@ class MemoryModel:
     def in_flight_bytes(self, candidate: Candidate, cuts: Cuts) -> int:
         """Activations kept from forward to backward, of the rank that keeps most."""
         return max(
-            self._sizes(candidate, rank, cuts[rank :: candidate.pp]).in_flight
+            self._sizes(candidate, rank, spans_of_rank(candidate, cuts, rank)).in_flight
             for rank in range(candidate.pp)
         )
 
@@ -118,7 +118,8 @@ class MemoryModel:
         last, most = len(self.problem.graph.units) - 1, 0
         for rank in range(candidate.pp):
             spans = tuple(
-                (max(start, 1), min(stop, last)) for start, stop in cuts[rank :: candidate.pp]
+                (max(start, 1), min(stop, last))
+                for start, stop in spans_of_rank(candidate, cuts, rank)
             )
             parts = held_parts(self.problem, self.shards, candidate, spans)
             names = ("parameters", "gradients", "optimizer")
@@ -151,10 +152,11 @@ class MemoryModel:
     def _rank(self, candidate: Candidate, rank: int, spans: Spans) -> StageMemory:
         microbatches = candidate.num_microbatches(self.problem.training.global_batch)
         key = (
-            tuple(spans), self._flights(candidate, rank, len(spans)), microbatches > 1,
+            tuple(spans), self._held(candidate, rank, len(spans)), microbatches > 1,
             candidate.pp > 1, candidate.dp_replicate > 1, candidate.dp_shard, candidate.cp,
             candidate.tp, candidate.ep, candidate.etp, candidate.zero,
             candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
+            candidate.offload,
         )  # fmt: skip
         parts = self._peaks.get(key)
         if parts is None:
@@ -170,18 +172,20 @@ class MemoryModel:
             parts=parts,
         )
 
-    def _flights(self, candidate: Candidate, rank: int, stages: int) -> tuple[int, ...]:
-        """Microbatches in flight on each of a rank's stages when most are."""
+    def _held(self, candidate: Candidate, rank: int, stages: int) -> Held:
+        """Microbatches on each of a rank's stages when most are."""
         microbatches = candidate.num_microbatches(self.problem.training.global_batch)
-        held = held_by_rank(candidate.schedule, rank, candidate.pp, microbatches, stages)
-        return held.flights
+        return held_by_rank(
+            candidate.schedule, rank, candidate.pp, microbatches, stages,
+            recomputes=candidate.recompute != "none",
+        )  # fmt: skip
 
     def _sizes(self, candidate: Candidate, rank: int, spans: Spans) -> RankSizes:
         training = self.problem.training
-        flights = self._flights(candidate, rank, len(spans))
+        held = self._held(candidate, rank, len(spans))
         chunks = [
-            self._chunk(candidate, start, stop, flight)
-            for (start, stop), flight in zip(spans, flights, strict=True)
+            self._chunk(candidate, start, stop, flight, late)
+            for (start, stop), flight, late in zip(spans, held.flights, held.late, strict=True)
         ]
         kind = kind_of(self.problem, candidate)
         kept = kept_gradient_bytes(self.problem, candidate)
@@ -197,7 +201,9 @@ class MemoryModel:
             owned=owned_elements(self.problem, self.shards, candidate, spans) if copies else 0,
         )
 
-    def _chunk(self, candidate: Candidate, start: int, stop: int, flight: int) -> Chunk:
+    def _chunk(
+        self, candidate: Candidate, start: int, stop: int, flight: int, late: int = 0
+    ) -> Chunk:
         tp, last = candidate.tp, len(self.problem.graph.units) - 1
         degree = 1 if kind_of(self.problem, candidate) == COPIED else candidate.shard_ranks
         groups = self.shards.groups(start, stop, tp, degree)
@@ -208,7 +214,14 @@ class MemoryModel:
             root_head=self.shards.unit_whole(0, tp) if start == 0 else 0,
             root_tail=self.shards.unit_whole(last, tp) if stop == last + 1 else 0,
             flight=flight,
+            late=late,
         )
+
+
+def spans_of_rank(candidate: Candidate, cuts: Cuts, rank: int) -> Spans:
+    """The units of each of a rank's stages."""
+    held = stages_of_rank(candidate.schedule, rank, candidate.pp, len(cuts) // candidate.pp)
+    return tuple(cuts[stage] for stage in held)
 
 
 def make_fits(memory: MemoryModel, candidate: Candidate) -> Callable[[int, int, int], bool]:

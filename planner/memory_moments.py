@@ -26,7 +26,10 @@ from claw_plan.planner.shards import GroupSize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One stage of a rank. Lists are over its units; `flight` counts microbatches in flight."""
+    """One stage of a rank. Lists are over its units.
+
+    `flight` counts microbatches in flight, `late` those whose gradients of weights wait.
+    """
 
     units: list[UnitMemory]
     groups: list[GroupSize]
@@ -34,6 +37,12 @@ class Chunk:
     root_head: int
     root_tail: int
     flight: int
+    late: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Gradients kept for the weights that wait."""
+        return self.late * sum(unit.late for unit in self.units)
 
     @property
     def held(self) -> int:
@@ -77,7 +86,7 @@ class RankSizes:
     @property
     def in_flight(self) -> int:
         """Activations of all microbatches in flight."""
-        return sum(chunk.flight * chunk.held for chunk in self.chunks)
+        return sum(chunk.flight * chunk.held + chunk.waiting for chunk in self.chunks)
 
     def earlier(self, chunk: Chunk) -> int:
         """Activations in flight beside those of the microbatch that runs on the chunk."""

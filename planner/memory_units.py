@@ -17,7 +17,12 @@ from dataclasses import dataclass
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Amount, Exchange, Op, UnitCost
+from claw_plan.planner.pass_time import makes_weights
 from claw_plan.planner.problem import Problem, variant_of
+from claw_plan.profiles.work import DTYPE_BYTES
+
+GEMM_DIMS = 4
+"""Of a product, `profiles.work.OP_KINDS`; attention and convolutions have more."""
 
 PRODUCTS = ("aten.mm", "aten.addmm", "claw_plan.grouped_mm")
 ATTENTION, SOFTMAX = "claw_plan.attention", "aten._softmax"
@@ -30,13 +35,15 @@ class UnitMemory:
     """Bytes of one unit for one microbatch.
 
     `holds` from forward to backward, its input included; `remade` before its backward, by
-    recompute; peaks beyond those.
+    recompute; peaks beyond those. `late` is kept beside `holds` while the gradients of weights
+    wait: the gradients that their products read.
     """
 
     holds: int
     remade: int
     forward_peak: int
     backward_peak: int
+    late: int = 0
 
 
 def unit_memory(problem: Problem, candidate: Candidate, unit: int) -> UnitMemory:
@@ -67,7 +74,18 @@ def unit_memory(problem: Problem, candidate: Candidate, unit: int) -> UnitMemory
         remade=remade,
         forward_peak=forward_peak,
         backward_peak=backward_peak,
+        late=_late(cost, at),
     )
+
+
+def _late(cost: UnitCost, at: Callable[[Amount], int]) -> int:
+    """What arrives at the products that make gradients of weights: batch x outputs x rows."""
+    total = 0
+    for op in cost.backward:
+        if isinstance(op, Op) and len(op.dims) == GEMM_DIMS and makes_weights(op):
+            batch, outputs, _, rows = (at(dim) for dim in op.dims)
+            total += batch * outputs * rows * DTYPE_BYTES[op.dtype]
+    return total
 
 
 def _at(candidate: Candidate) -> Callable[[Amount], int]:

@@ -12,7 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from claw_plan.planner.actions import BACKWARD, FORWARD, WEIGHT_GRADIENT, Rows
+from claw_plan.planner.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    WEIGHT_GRADIENT,
+    Rows,
+)
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.schedule_rows import (
     dual_pipe_v,
@@ -146,7 +152,7 @@ class Held:
     """Microbatches that a rank's stages hold when it holds most, stage by stage in order.
 
     `flights` counts those between their forward and the end of their backward, `late` those of
-    them whose I has run and whose W has not.
+    them whose gradients of weights wait.
     """
 
     flights: tuple[int, ...]
@@ -155,23 +161,34 @@ class Held:
 
 @lru_cache(maxsize=4096)
 def held_by_rank(
-    name: str, rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1
+    name: str,
+    rank: int,
+    num_ranks: int,
+    num_microbatches: int,
+    stages_per_rank: int = 1,
+    *,
+    recomputes: bool = False,
 ) -> Held:
-    """What a rank of the schedule holds at the first moment at which it holds most."""
+    """What a rank of the schedule holds at the first moment at which it holds most.
+
+    With `recomputes` every stage but the first runs its whole backward for I. The first runs it
+    for W, and until then holds no more than before its I.
+    """
     row = schedule_actions(name, num_ranks, num_microbatches, stages_per_rank)[rank]
     flights: Counter[int] = Counter()
     late: Counter[int] = Counter()
     stages = stages_of_rank(name, rank, num_ranks, stages_per_rank)
     most, found = 0, Held(flights=(0,) * len(stages), late=(0,) * len(stages))
-    for action in row:
-        flights[action.stage] += action.kind == FORWARD
-        now = flights.total()
-        if now > most:
-            most = now
+    for stage, kind, _ in row:
+        waits = kind == INPUT_GRADIENT and not (recomputes or stage == 0)
+        ends = INPUT_GRADIENT if recomputes and stage else WEIGHT_GRADIENT
+        flights[stage] += kind == FORWARD
+        late[stage] += waits
+        if flights.total() > most:
+            most = flights.total()
             found = Held(
-                flights=tuple(flights[stage] for stage in stages),
-                late=tuple(late[stage] for stage in stages),
+                flights=tuple(flights[s] for s in stages), late=tuple(late[s] for s in stages)
             )
-        flights[action.stage] -= action.kind in (BACKWARD, WEIGHT_GRADIENT)
-        late[action.stage] += {"I": 1, "W": -1}.get(action.kind, 0)
+        flights[stage] -= kind in (BACKWARD, ends)
+        late[stage] -= kind == WEIGHT_GRADIENT and late[stage] > 0
     return found

@@ -192,6 +192,14 @@ def test_what_is_held_is_what_the_rows_hold(name, p, m, v):
             assert found.flights == (m,)
 
 
+def test_recompute_ends_what_is_held_with_the_first_part():
+    """ZB1P on 2 ranks: rank 1 is one I late with its W, rank 0's I is nothing."""
+    plain = [held_by_rank("InterleavedZeroBubble", rank, 2, 4) for rank in (0, 1)]
+    assert [(held.flights, held.late) for held in plain] == [((2,), (0,)), ((2,), (1,))]
+    again = held_by_rank("InterleavedZeroBubble", 1, 2, 4, recomputes=True)
+    assert (again.flights, again.late) == ((1,), (0,))
+
+
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(PlanError, match="no schedule '1f1b'; did you mean '1F1B'"):
         schedule_actions("1f1b", 2, 2)
