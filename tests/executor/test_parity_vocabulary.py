@@ -99,7 +99,7 @@ PLANS: dict[int, list[tuple[str, dict[str, Any]]]] = {
         ("losses", TP4),
         ("losses", TP | {"dp_shard": 2, "zero": 2}),
     ],
-    8: [("tied", TP | SP | {"pp": 2, "dp_shard": 2, "zero": 2})],
+    8: [("tied", TP | SP | {"pp": 2, "dp_shard": 2, "zero": 1})],
 }
 CASES = [(size, index) for size, plans in PLANS.items() for index in range(len(plans))]
 
