@@ -2,13 +2,14 @@
 
 Every command of `cli.main` runs under `exit_code`, the one place that catches all errors. Exit
 codes: 0 done; 1 no plan fits, or a verification failed; 2 bad input or a failure, said in one
-line; 130 interrupted.
+line; 130 ended by Ctrl-C, 143 by SIGTERM.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,10 +17,12 @@ from collections.abc import Callable, Iterator
 import click
 
 from claw_plan.planner.errors import InfeasiblePlan
-from claw_plan.profiles.errors import ClawPlanError
+from claw_plan.profiles.errors import ClawPlanError, Interrupted
 
-DONE, NO_PLAN, FAILED, INTERRUPTED = 0, 1, 2, 130
-"""130 is the shell's own code for a program ended by Ctrl-C (128 + SIGINT)."""
+DONE, NO_PLAN, FAILED = 0, 1, 2
+
+SIGNALLED = 128
+"""The shell's own code for a program ended by a signal is this plus the signal's number."""
 
 DEBUG_VARIABLE = "CLAW_PLAN_DEBUG"
 
@@ -73,9 +76,8 @@ def exit_code(command: Callable[[], object]) -> int:
         if os.environ.get(DEBUG_VARIABLE) == "1":
             traceback.print_exc()
         return _explain(error)
-    except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return _signalled(interrupt)
     return outcome if isinstance(outcome, int) else DONE
 
 
@@ -91,8 +93,7 @@ def _explain(error: Exception) -> int:
     elif isinstance(error, click.ClickException):
         say(error.format_message())
     elif isinstance(error, click.Abort):
-        say("interrupted")
-        return INTERRUPTED
+        return _signalled(error.__cause__)  # click makes an Abort of every interrupt
     elif isinstance(error, BrokenPipeError):
         _forget_stdout()
     elif isinstance(error, OSError):
@@ -105,6 +106,14 @@ def _explain(error: Exception) -> int:
             "please report it together with the command"
         )
     return FAILED
+
+
+def _signalled(interrupt: BaseException | None) -> int:
+    if isinstance(interrupt, Interrupted):
+        say(str(interrupt))
+        return SIGNALLED + interrupt.number
+    say("interrupted")
+    return SIGNALLED + signal.SIGINT
 
 
 def _forget_stdout() -> None:

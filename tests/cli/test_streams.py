@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,10 +11,10 @@ from collections.abc import Callable
 import click
 import pytest
 
-from claw_plan.cli.streams import DONE, FAILED, INTERRUPTED, NO_PLAN, exit_code, say
+from claw_plan.cli.streams import DONE, FAILED, NO_PLAN, exit_code, say
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.planner.errors import InfeasiblePlan, PlanError, TraceError
-from claw_plan.profiles.errors import InputError
+from claw_plan.profiles.errors import InputError, Interrupted
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -35,8 +36,9 @@ def raising(error: BaseException) -> Callable[[], object]:
         (OSError(28, "No space left on device"), FAILED),
         (KeyError("ours"), FAILED),
         (RecursionError(), FAILED),
-        (click.Abort(), INTERRUPTED),
-        (KeyboardInterrupt(), INTERRUPTED),
+        (click.Abort(), 130),
+        (KeyboardInterrupt(), 130),
+        (Interrupted(signal.SIGTERM), 143),
     ],
 )
 def test_every_error_is_one_line_and_a_code(
