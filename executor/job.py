@@ -38,6 +38,7 @@ class Job:
     look at themselves and at the network first. Checkpoints go to `checkpoint_folder` (empty:
     none) every so many steps (0: at the end alone), and the newest `keep` stay (None: all);
     `resume` is the checkpoint to go on from, `init_from` what to take first weights from.
+    `keep_blocks` says for each plan to verify how many blocks are left of its model, None: all.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Job:
     keep: int | None = None
     resume: str = ""
     init_from: str = ""
+    keep_blocks: tuple[int | None, ...] = ()
 
     def save(self) -> Path:
         """Writes job.json into the folder and answers with its path."""

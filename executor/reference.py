@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn as nn
 
-from claw_plan.executor.batches import ExampleSource
+from claw_plan.executor.batches import Source
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.whole_model import DOUBLE, build_whole, cast_floats, loss_of
 from claw_plan.planner.errors import PlanError
@@ -35,16 +35,16 @@ def without_dropout(loaded: LoadedModel) -> LoadedModel:
     return dataclasses.replace(loaded, make=make)
 
 
-def batch_for(source: ExampleSource, step: int, precision: str) -> Batch:
+def batch_for(source: Source, step: int, precision: str) -> Batch:
     """The global batch of a step in the precision of the comparison."""
     batch = source.global_batch(step)
     return cast_floats(batch, torch.float64) if precision == DOUBLE else batch
 
 
 def reference_steps(
-    plan: Plan, loaded: LoadedModel, steps: int, precision: str
+    plan: Plan, loaded: LoadedModel, source: Source, steps: int, precision: str
 ) -> Iterator[tuple[float, dict[str, torch.Tensor]]]:
-    """After each step the loss of the global batch and every parameter.
+    """After each step on the source's batches their loss and every parameter.
 
     Raises PlanError when the model's forward draws random numbers. In fp64 it is to be called
     inside a DoubleMode.
@@ -53,7 +53,7 @@ def reference_steps(
     optimizer = make_optimizer(
         plan.training, loaded, [p for p in model.parameters() if p.requires_grad]
     )
-    source, call = ExampleSource(plan, loaded), loss_of(loaded)
+    call = loss_of(loaded)
     size = plan.knobs().microbatch_size
     for step in range(steps):
         batch = batch_for(source, step, precision)

@@ -9,23 +9,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
-from claw_plan.executor.batches import ExampleSource, own_slice
-from claw_plan.executor.checkpoint_layout import box_of, divided_as
+from claw_plan.executor.batches import Source, make_source, own_slice
+from claw_plan.executor.checkpoint_layout import parts_of
 from claw_plan.executor.double_mode import DoubleMode
+from claw_plan.executor.gradients import local
 from claw_plan.executor.job import Job, Progress
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.ranks import Rank
+from claw_plan.executor.reduced_model import reduced
 from claw_plan.executor.reference import batch_for, reference_steps, without_dropout
+from claw_plan.executor.verify_reasons import likely_reason
 from claw_plan.executor.whole_model import DOUBLE, SINGLE
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
@@ -40,27 +42,40 @@ FP32_LOSS_TOLERANCE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The largest difference of one parameter on one rank after one step."""
+    """The largest difference of one parameter on one rank after one step.
+
+    `ranks` is how many differ in it at that step, `holders` how many hold a part of it. Where one
+    rank alone differs, the fault is its own.
+    """
 
     step: int
     rank: int
     parameter: str
     difference: float
+    ranks: int = 1
+    holders: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One plan in one precision against one process; `first` is beyond the tolerance."""
+    """One plan in one precision against one process; `first` is beyond the tolerance.
+
+    `reason` is why, where a look at the model tells.
+    """
 
     max_loss_diff: float
     max_param_diff: float
     first: Difference | None
+    reason: str = ""
 
 
 def verify_on_rank(job: Job, rank: Rank, progress: Progress) -> None:
     """Verifies each plan of the job; rank 0 writes `plan<i>.json` into the folder."""
     for index, path in enumerate(job.plans):
         plan, loaded = open_plan(path)
+        keep = job.keep_blocks[index] if job.keep_blocks else None
+        if keep is not None:
+            plan, loaded = reduced(plan, loaded, keep)
         results = {
             precision: _compare(plan, without_dropout(loaded), precision, job, rank, progress)
             for precision in (DOUBLE, SINGLE)
@@ -87,75 +102,87 @@ def _compare_inside(
 ) -> Comparison:
     folder = _reference(plan, loaded, precision, job, rank)
     compiled = compile_plan(plan, loaded, rank.device, precision=precision)
-    source = ExampleSource(plan, loaded)
-    loss_diff, found = 0.0, list[Difference]()
+    source = _source(plan, loaded, job)
+    loss_diff, found = 0.0, list[dict[str, float]]()
     for step in range(job.steps):
         progress.step = step + 1
         batch = batch_for(source, step, precision)
-        loss = compiled.train_step(own_slice(batch, compiled.mesh.data_index, compiled.knobs.dp))
+        own = own_slice(batch, compiled.mesh.data_index, compiled.knobs.dp)
+        loss = compiled.train_step({name: value.to(rank.device) for name, value in own.items()})
         expected = torch.load(folder / f"{step}.pt", mmap=True, weights_only=True)
         loss_diff = max(loss_diff, abs(loss - expected["loss"]))
-        found.append(_largest(compiled, expected["parameters"], step + 1, rank))
-    everywhere: list[list[Difference]] = [[] for _ in range(rank.world_size)]
+        found.append(_differences(compiled, expected["parameters"]))
+    everywhere: list[list[dict[str, float]]] = [[] for _ in range(rank.world_size)]
     dist.all_gather_object(everywhere, found)
-    all_found = [difference for differences in everywhere for difference in differences]
-    tolerance = FP64_TOLERANCE if precision == DOUBLE else float("inf")
-    beyond = [d for d in all_found if not d.difference <= tolerance]
+    first = first_difference(everywhere, FP64_TOLERANCE) if precision == DOUBLE else None
+    reason = ""
+    if first is not None and rank.rank == 0:
+        missing = first.holders - first.ranks
+        reason = likely_reason(plan, loaded, precision, first.difference, missing)
+    every = [value for steps in everywhere for step in steps for value in step.values()]
     return Comparison(
-        max_loss_diff=loss_diff,
-        max_param_diff=max(difference.difference for difference in all_found),
-        first=min(beyond, key=lambda d: (d.step, -d.difference, d.rank), default=None),
+        max_loss_diff=loss_diff, max_param_diff=largest(every), first=first, reason=reason
     )
 
 
-def _largest(
-    compiled: ParallelModel, expected: dict[str, torch.Tensor], step: int, rank: Rank
-) -> Difference:
-    largest, where = 0.0, ""
-    for name, value in whole_parameters(compiled):
-        difference = (value.cpu() - expected[name]).abs().max().item()
-        if not difference <= largest:  # not a number counts as a difference
-            largest, where = difference, name
-    return Difference(step=step, rank=rank.rank, parameter=where, difference=largest)
+def _differences(compiled: ParallelModel, expected: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The largest difference of each parameter that this rank holds a part of, by name."""
+    found: dict[str, float] = {}
+    for name, parameter in compiled.parameters.items():
+        own = local(parameter.detach()).cpu()
+        for part in parts_of(compiled, name):
+            difference = (part.of_local(own) - part.of_whole(expected[name])).abs().max().item()
+            found[name] = largest([found.get(name, 0.0), difference])
+    return found
+
+
+def largest(values: Sequence[float]) -> float:
+    """The largest; what is not a number is larger than any."""
+    return max(values, key=lambda value: (value != value, value), default=0.0)
+
+
+def first_difference(
+    everywhere: Sequence[Sequence[dict[str, float]]], tolerance: float
+) -> Difference | None:
+    """What left the tolerance first: of the earliest step the largest, of equal ones the lowest
+    rank. `everywhere` holds, for each rank and step, differences by parameter.
+    """
+    beyond = [
+        (step, rank, name, value)
+        for rank, steps in enumerate(everywhere)
+        for step, by_name in enumerate(steps)
+        for name, value in by_name.items()
+        if not value <= tolerance
+    ]
+    if not beyond:
+        return None
+    step = min(step for step, *_ in beyond)
+    now = [(rank, name, value) for s, rank, name, value in beyond if s == step]
+    rank, name, value = max(now, key=lambda found: (found[2] != found[2], found[2], -found[0]))
+    return Difference(
+        step=step + 1,
+        rank=rank,
+        parameter=name,
+        difference=value,
+        ranks=sum(other == name for _, other, _ in now),
+        holders=sum(name in steps[step] for steps in everywhere),
+    )
+
+
+def _source(plan: Plan, loaded: LoadedModel, job: Job) -> Source:
+    """What `run` would train on; without data of one's own, example batches."""
+    return make_source(plan, loaded, Path(job.data) if job.data else None)
 
 
 def _reference(plan: Plan, loaded: LoadedModel, precision: str, job: Job, rank: Rank) -> Path:
     """The folder with one process's results; plans that train the same share it."""
-    key = f"{loaded.path} {plan.model.build} {plan.training} {plan.knobs().microbatch_size}"
+    size, blocks = plan.knobs().microbatch_size, len(plan.blocks)
+    key = f"{loaded.path} {plan.model.build} {plan.training} {size} {blocks}"
     folder = job.folder / f"reference_{precision}_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if rank.rank == 0 and not folder.exists():
         folder.mkdir()
-        results = reference_steps(plan, loaded, job.steps, precision)
+        results = reference_steps(plan, loaded, _source(plan, loaded, job), job.steps, precision)
         for step, (loss, parameters) in enumerate(results):
             torch.save({"loss": loss, "parameters": parameters}, folder / f"{step}.pt")
     dist.barrier()
     return folder
-
-
-def whole_parameters(compiled: ParallelModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name in the model, whole value) of every parameter this rank's stage holds.
-
-    All ranks of the stage must iterate together: shards are gathered on the way.
-    """
-    for name, parameter in compiled.parameters.items():
-        value = parameter.detach()
-        if isinstance(value, DTensor):
-            value = value.full_tensor()
-        divided, known = compiled.tensor_parallel, divided_as(compiled, name)
-        if divided is not None and known is not None:
-            value = divided.full_parameter(known, gather_over(value, compiled.mesh.group("tp")))
-        yield name, value
-
-
-def gather_over(value: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """The value of every rank of the group, in rank order; they may differ in size."""
-    shapes: list[torch.Size] = [value.shape] * dist.get_world_size(group)
-    dist.all_gather_object(shapes, value.shape, group=group)
-    largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    padded = value.new_zeros(largest)
-    box_of(padded, (0,) * value.ndim, value.shape).copy_(value)
-    parts = [torch.empty_like(padded) for _ in shapes]
-    dist.all_gather(parts, padded, group=group)
-    return [
-        box_of(part, (0,) * value.ndim, shape) for part, shape in zip(parts, shapes, strict=True)
-    ]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from claw_plan.executor.batches import ExampleSource
 from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.export import block_names, export_plan
@@ -122,7 +123,9 @@ def trained(
 
 def _one_process(plan: Path) -> list[float]:
     with DoubleMode():
-        return [loss for loss, _ in reference_steps(*open_plan(plan), STEPS, DOUBLE)]
+        opened = open_plan(plan)
+        results = reference_steps(*opened, ExampleSource(*opened), STEPS, DOUBLE)
+        return [loss for loss, _ in results]
 
 
 @pytest.mark.slow

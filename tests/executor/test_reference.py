@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn as nn
 
+from claw_plan.executor.batches import ExampleSource
 from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.opened_plan import open_plan
-from claw_plan.executor.parallel_model import DOUBLE
 from claw_plan.executor.reference import reference_steps, without_dropout
+from claw_plan.executor.whole_model import DOUBLE
 from claw_plan.planner.errors import PlanError
 
 
@@ -24,7 +25,9 @@ def test_dropout_modules_stand_at_zero(tiny_plan: Callable[..., Path]) -> None:
 def test_one_process_learns_and_reports_each_step(tiny_plan: Callable[..., Path]) -> None:
     plan, loaded = open_plan(tiny_plan("steps"))
     with DoubleMode():
-        (loss, parameters), (_, later) = reference_steps(plan, loaded, 2, DOUBLE)
+        (loss, parameters), (_, later) = reference_steps(
+            plan, loaded, ExampleSource(plan, loaded), 2, DOUBLE
+        )
     assert loss == pytest.approx(4.1, abs=0.1)  # ln 61: nothing is known yet
     assert {value.dtype for value in parameters.values()} == {torch.float64}
     name = "transformer.h.0.mlp.c_fc.weight"
@@ -43,4 +46,4 @@ def test_a_forward_that_draws_is_refused(tiny_plan: Callable[..., Path]) -> None
     plan, loaded = open_plan(tiny_plan("drawing"))
     loaded = dataclasses.replace(loaded, make=Drawing)
     with pytest.raises(PlanError, match="draws random numbers"):
-        list(reference_steps(plan, loaded, 1, DOUBLE))
+        list(reference_steps(plan, loaded, ExampleSource(plan, loaded), 1, DOUBLE))

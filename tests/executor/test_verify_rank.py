@@ -4,23 +4,28 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from claw_plan.executor.job import VERIFY, Job, Progress
-from claw_plan.executor.opened_plan import open_plan
-from claw_plan.executor.parallel_model import compile_plan
 from claw_plan.executor.ranks import Rank
-from claw_plan.executor.verify_rank import result_path, verify_on_rank, whole_parameters
+from claw_plan.executor.verify_rank import (
+    Difference,
+    first_difference,
+    largest,
+    result_path,
+    verify_on_rank,
+)
 
 
-def test_sharded_parameters_come_out_whole(tiny_plan: Callable[..., Path], alone: Rank) -> None:
-    plan, loaded = open_plan(tiny_plan("whole-parameters", precision="bfloat16"))
-    compiled = compile_plan(plan, loaded, torch.device("cpu"))
-    torch.manual_seed(plan.training.seed)
-    expected = dict(loaded.build().named_parameters())
-    found = dict(whole_parameters(compiled))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+def test_what_left_the_tolerance_first_is_named() -> None:
+    good, bad = {"a": 1e-16, "b": 0.0}, {"a": 1e-16, "b": 1e-3}
+    worse = {"a": 2e-3, "b": 1e-3}
+    everywhere = [[good, worse, worse], [good, bad, worse], [{"a": 0.0}] * 3]
+    assert first_difference(everywhere, 1e-10) == Difference(
+        step=2, rank=0, parameter="a", difference=2e-3, ranks=1, holders=3
+    )
+    assert first_difference([[good], [good]], 1e-10) is None
+    missing = first_difference([[good], [{"b": float("nan")}]], 1e-10)
+    assert missing is not None and (missing.rank, missing.parameter) == (1, "b")
+    assert largest([1.0, float("nan"), 2.0]) != largest([1.0, 2.0])
 
 
 def test_one_rank_compares_itself(
@@ -32,6 +37,8 @@ def test_one_rank_compares_itself(
     for index in range(2):
         found = json.loads(result_path(tmp_path, index).read_text())
         assert set(found) == {"float64", "float32"}
-        assert found["float64"] == {"max_loss_diff": 0.0, "max_param_diff": 0.0, "first": None}
+        assert found["float64"]["max_loss_diff"] < 1e-14
+        assert found["float64"]["max_param_diff"] == 0.0
+        assert (found["float64"]["first"], found["float64"]["reason"]) == (None, "")
     # Both train the same, so one process's results are made once a precision.
     assert len(list(tmp_path.glob("reference_*"))) == 2
