@@ -17,16 +17,16 @@ from typing import Any
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.problem import Problem
+from claw_plan.planner.schedules import INTERLEAVED, SCHEDULES, schedule_refusal
 from claw_plan.planner.supported import OFFLOAD, RECOMPUTE, can_grow_from, knob_refusal, refusal
 from claw_plan.profiles.cluster import Cluster
-
-SCHEDULES = ("1F1B", "GPipe")
 
 MOST_MICROBATCHES = 4096
 """A step of more is not offered: it is simulated task by task, and nobody accumulates so many."""
 
 CANNOT_ACT = (
-    "a schedule is chosen only where pp is above 1 and a step has two microbatches or more, "
+    "a schedule is chosen only where pp is above 1 and a step has two microbatches or more, one "
+    "that splits backwards together with recompute only where it is pinned, "
     "sequence_parallel only where tp is above 1 and divides the sequence, and a step has at most "
     f"{MOST_MICROBATCHES} microbatches"
 )
@@ -34,7 +34,10 @@ CANNOT_ACT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Candidates that compute alike. `base` carries the shared knobs, dp as dp_replicate."""
+    """Candidates that compute alike. `base` carries the shared knobs, dp as dp_replicate.
+
+    Its schedule stands for those that bound alike: 1F1B for GPipe too.
+    """
 
     base: Candidate
     microbatches: int
@@ -58,18 +61,20 @@ class Space:
     def _check_fix(self) -> None:
         """Pinned values that no candidate can have are refused with the values that can."""
         problem = self._problem
-        graph, pinned = problem.graph, Candidate(**self._fix)
+        graph, pinned = problem.graph, pinned_candidate(self._fix)
         check_pinned(self._fix, problem.cluster)
         if pinned.tp > 1 and graph.tp_divides % pinned.tp:
             valid = ", ".join(str(d) for d in self.tp_degrees())
             reason = f" ({graph.no_tensor_parallel})" if graph.no_tensor_parallel else ""
             raise PlanError(
-                f"--fix tp={pinned.tp}: the model's heads divide by {valid} only{reason}"
+                f"--fix tp={pinned.tp}: the model's heads divide by {valid} only{reason}; pin one "
+                "of these, or split the model by pp instead"
             )
-        if pinned.pp > self.most_stages():
+        if pinned.pp * pinned.stages_per_rank > self.most_stages():
             refused = next(iter(graph.cut_refused.values()), "")
+            each = f",stages_per_rank={pinned.stages_per_rank}" * (pinned.stages_per_rank > 1)
             raise PlanError(
-                f"--fix pp={pinned.pp}: the model's {len(graph.blocks)} blocks make at most "
+                f"--fix pp={pinned.pp}{each}: the model's {len(graph.blocks)} blocks make at most "
                 f"{self.most_stages()} stages{f' ({refused})' if refused else ''}"
             )
 
@@ -118,22 +123,41 @@ class Space:
     def _variants(
         self, pp: int, tp: int, dp: int, size: int, microbatches: int
     ) -> Iterator[Group]:
-        members = self._members(pp, tp, dp, min(microbatches, 2))
-        if not members:
+        bucket_bytes = self._fix.get("bucket_bytes", Candidate().bucket_bytes)
+        recomputes = [mode for mode in RECOMPUTE if self._pinned("recompute", mode)]
+        for schedule, stages in self._layouts(pp, microbatches):
+            members = self._members(pp, tp, dp, min(microbatches, 2), schedule)
+            splits = SCHEDULES[schedule].splits_backward and "schedule" not in self._fix
+            for recompute, sequence_parallel in product(recomputes, self._sequence_choices(tp)):
+                if not members or (splits and recompute != "none"):
+                    continue
+                base = Candidate(
+                    pp=pp,
+                    tp=tp,
+                    dp_replicate=dp,
+                    microbatch_size=size,
+                    schedule=schedule,
+                    stages_per_rank=stages,
+                    recompute=recompute,
+                    sequence_parallel=sequence_parallel,
+                    bucket_bytes=bucket_bytes,
+                )
+                yield Group(base=base, microbatches=microbatches, size=members)
+
+    def _layouts(self, pp: int, microbatches: int) -> Iterator[tuple[str, int]]:
+        """Schedules with the stages a rank holds; one for those that are bound alike."""
+        if pp == 1 or microbatches == 1:  # every schedule is the same
+            yield "1F1B", 1
             return
-        for recompute in RECOMPUTE:
-            for sequence_parallel in self._sequence_choices(tp):
-                if self._pinned("recompute", recompute):
-                    base = Candidate(
-                        pp=pp,
-                        tp=tp,
-                        dp_replicate=dp,
-                        microbatch_size=size,
-                        recompute=recompute,
-                        sequence_parallel=sequence_parallel,
-                        bucket_bytes=self._fix.get("bucket_bytes", Candidate().bucket_bytes),
-                    )
-                    yield Group(base=base, microbatches=microbatches, size=members)
+        for name, schedule in SCHEDULES.items():
+            if name == "GPipe":
+                continue
+            most = min(self.most_stages() // pp, schedule.most_stages or self.most_stages())
+            for stages in range(schedule.fewest_stages, most + 1):
+                if self._pinned("stages_per_rank", stages) and not schedule_refusal(
+                    name, pp, microbatches, stages
+                ):
+                    yield name, stages
 
     def _sequence_choices(self, tp: int) -> list[bool]:
         graph, choices = self._problem.graph, [False]
@@ -141,15 +165,16 @@ class Space:
             choices.append(True)
         return [value for value in choices if self._pinned("sequence_parallel", value)]
 
-    def _count_members(self, pp: int, tp: int, dp: int, microbatches: int) -> int:
-        base = Candidate(pp=pp, tp=tp, dp_replicate=dp)
+    def _count_members(self, pp: int, tp: int, dp: int, microbatches: int, schedule: str) -> int:
+        stages = SCHEDULES[schedule].fewest_stages
+        base = Candidate(pp=pp, tp=tp, dp_replicate=dp, schedule=schedule, stages_per_rank=stages)
         return len(self.members(Group(base=base, microbatches=microbatches, size=0)))
 
     def members(self, group: Group) -> list[Candidate]:
         """The candidates of a group, in order."""
         base = group.base
-        # With one microbatch every schedule is the same.
-        schedules = SCHEDULES if base.pp > 1 and group.microbatches > 1 else ("1F1B",)
+        is_plain = base.schedule == "1F1B" and base.pp > 1 and group.microbatches > 1
+        schedules = ("1F1B", "GPipe") if is_plain else (base.schedule,)
         found = []
         for shard in divisors(base.dp):
             if not self._pinned("dp_shard", shard):
@@ -197,16 +222,36 @@ class Space:
         """Why there is no candidate at all: nearly always a batch that nothing divides."""
         batch = self._problem.training.global_batch
         pinned = ",".join(f"{knob}={value}" for knob, value in self._fix.items())
-        return batch_refusal(self._fix, batch) or (
+        why = batch_refusal(self._fix, batch) or self._schedule_refusal(batch)
+        return why or (
             f"no candidate agrees with --fix {pinned} on "
             f"{self._problem.cluster.num_devices} devices with a "
             f"global batch of {batch}: {CANNOT_ACT}"
         )
 
+    def _schedule_refusal(self, batch: int) -> str:
+        """Why the pinned schedule cannot run the pinned microbatches; or ''."""
+        pinned = pinned_candidate(self._fix)
+        if not {"schedule", "pp", "microbatch_size"} <= self._fix.keys():
+            return ""
+        return schedule_refusal(
+            pinned.schedule, pinned.pp, pinned.num_microbatches(batch), pinned.stages_per_rank
+        )
+
+
+def pinned_candidate(fix: Mapping[str, Any]) -> Candidate:
+    """The pinned knobs, with a schedule that has the stages or stages that the schedule has."""
+    chosen = dict(fix)
+    if "stages_per_rank" not in fix and fix.get("schedule") in SCHEDULES:
+        chosen["stages_per_rank"] = SCHEDULES[fix["schedule"]].fewest_stages
+    elif fix.get("stages_per_rank", 1) > 1:
+        chosen.setdefault("schedule", INTERLEAVED)
+    return Candidate(**chosen)
+
 
 def check_pinned(fix: Mapping[str, Any], cluster: Cluster) -> None:
     """Refuses pinned knobs that no model could have on the cluster, before one is traced."""
-    pinned = Candidate(**fix)
+    pinned = pinned_candidate(fix)
     why = knob_refusal(pinned)
     if not why and not can_grow_from(pinned):
         why = refusal(pinned)

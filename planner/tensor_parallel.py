@@ -118,7 +118,8 @@ def check_degree(rules: Sequence[TensorParallelRule], degree: int) -> None:
             valid = [d for d in range(1, rule.heads + 1) if all(r.heads % d == 0 for r in rules)]
             raise PlanError(
                 f"the tensor-parallel degree must divide the {rule.heads} heads or columns of "
-                f"{rule.module}, but got {degree}; valid are {', '.join(map(str, valid))}"
+                f"{rule.module}, but got {degree}; valid are {', '.join(map(str, valid))}, or "
+                "split the model by pp instead"
             )
 
 
