@@ -66,7 +66,8 @@ def run_microbatches(
 
 def _say_to_shards(module: FSDPModule, zero: int, *, is_last: bool) -> None:
     """What the coming backward does with gathered parameters and whole gradients."""
-    module.set_is_last_backward(is_last)
+    # After its last backward FSDP gives its buffers back; with gradients scattered it may always.
+    module.set_is_last_backward(is_last or zero > 1)
     module.set_reshard_after_backward(is_last or zero == 3)
     module.set_requires_gradient_sync(is_last or zero > 1)
     module.set_requires_all_reduce(is_last)

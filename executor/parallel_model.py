@@ -119,11 +119,8 @@ class ParallelModel:
                 f"but got {rows}; means over unequal parts would weigh samples unequally, so drop "
                 "or pad what is left over"
             )
-        microbatches = [
-            {name: value[start : start + size] for name, value in batch.items()}
-            for start in range(0, rows, size)
-        ]
-        return self.schedule(microbatches)
+        parts = zip(*(value.split(size) for value in batch.values()), strict=True)
+        return self.schedule([dict(zip(batch, part, strict=True)) for part in parts])
 
     def finish_gradients(self) -> None:
         """The sums that neither FSDP nor DDP do; see `gradients`."""
@@ -175,7 +172,7 @@ class ParallelModel:
 
     def global_loss(self, own: torch.Tensor) -> float:
         """Mean over the global batch of what the ranks with a loss saw; the same on all ranks."""
-        total = own.detach().to(torch.float64) if self.has_loss else torch.zeros(1).double()
+        total = own.to(torch.float64) if self.has_loss else torch.zeros(1).double()
         total = total.reshape(1).to(self.device)
         dist.all_reduce(total)
         return total.item() / (self.knobs.dp * self.mesh.sizes["tp"])

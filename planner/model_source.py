@@ -129,7 +129,7 @@ class LoadedModel:
                 f"{self.path}: no scalar loss in what the model returns ({_describe(output)}); "
                 "add a function loss(output, batch) to the file"
             )
-        return found.reshape(())
+        return found if found.ndim == 0 else found.reshape(())
 
     @cached_property
     def native_seq_len(self) -> int | None:
