@@ -1,111 +1,106 @@
-"""Plans made, run and verified against one process, through the command line.
+"""Every product that `planner.supported` offers data parallelism, tensors and stages in, verified.
 
-Three untouched models (examples/gpt_small.py with its tied head, a Hugging Face Llama and a
-GPT-2) under six plans of two and four processes. For each: plan with --fix, run two steps, verify
-five. Prints a Markdown table and, with --write, puts it into docs/verified.md.
+The plans are those of tests/executor/test_parity.py (PROOFS): the tiny GPT with its tied head under
+each composition in several ways. Each is trained five steps in fp64 and in fp32 and compared with
+one process. Prints a Markdown table; with --write it goes into docs/verified.md.
 
-Run: python bench/verify_matrix.py [--write] [--models gpt,llama,gpt2]
+Run: python bench/verify_matrix.py [--write] [--sizes 1,2,4,8]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import importlib.util
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
+from claw_plan.executor.verify import verify_plans
+
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "docs" / "verified.md"
-PLANS = ("dp_shard=2", "dp_replicate=2", "tp=2", "pp=2", "pp=2,tp=2", "pp=2,dp_shard=2")
-NEUTRAL = {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": 1}
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 6,
-    "vocab_size": 2048,
-    "max_position_embeddings": 64,
-}
-GPT2 = {
-    "architectures": ["GPT2LMHeadModel"],
-    "model_type": "gpt2",
-    "n_embd": 256,
-    "n_head": 8,
-    "n_layer": 6,
-    "vocab_size": 2048,
-    "n_positions": 64,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-}
+STEPS = 5
+HEAD = (
+    "| ranks | product | ways | equal | fp64 losses | fp64 parameters | fp32 losses |",
+    "|---|---|---|---|---|---|---|",
+)
 
 
-def claw_plan(*arguments: str) -> dict[str, object]:
-    command = [str(Path(sys.executable).with_name("claw-plan")), *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not done.stdout:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-    result: dict[str, object] = json.loads(done.stdout)
-    return result
+def of_tests(name: str) -> ModuleType:
+    """A module of tests/executor, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tests/executor/{name}.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def models(folder: Path) -> dict[str, Path]:
-    paths = {"gpt": ROOT / "examples" / "gpt_small.py"}
-    for name, config in (("llama", LLAMA), ("gpt2", GPT2)):
-        paths[name] = folder / name / "config.json"
-        paths[name].parent.mkdir()
-        paths[name].write_text(json.dumps(config))
-    return paths
+def rows(size: int, folder: Path) -> Iterator[str]:
+    """Verifies all plans of so many processes, composition by composition."""
+    plans, parity = of_tests("conftest"), of_tests("test_parity")
+    model, blocks = plans.EXAMPLES / "gpt.py", plans.TINY_BLOCKS
+    rules = plans.found_rules(model, blocks, **plans.TINY_GPT)
+    for name, (degrees, ways) in parity.PROOFS.items():
+        if 2 ** len(degrees) != size:
+            continue
+        paths = [
+            plans.write_plan(
+                folder,
+                f"{name}-{i}",
+                model,
+                blocks,
+                rules=rules,
+                **plans.TINY_GPT,
+                **degrees,
+                **way,
+            )
+            for i, way in enumerate(ways)
+        ]
+        for way, result in zip(ways, verify_plans(paths, STEPS), strict=True):
+            yield (
+                f"| {size} | {said(degrees) or 'one device'} | {said(way)} "
+                f"| {'yes' if result.ok else 'NO'} | {result.fp64_max_loss_diff:.1e} "
+                f"| {result.fp64_max_param_diff:.1e} | {result.fp32_max_loss_diff:.1e} |"
+            )
 
 
-def row(name: str, model: Path, plan: str, folder: Path) -> str:
-    pinned = NEUTRAL | {k: int(v) for k, v in (part.split("=") for part in plan.split(","))}
-    fix = ",".join(f"{knob}={value}" for knob, value in pinned.items())
-    path = folder / "plan.yaml"
-    claw_plan(str(model), "--cluster", "cpu", "--global-batch", "8", "--fix", fix, "-o", str(path))
-    run = claw_plan("run", str(path), "--steps", "2")
-    result = claw_plan("verify", str(path), "--steps", "5")
-    losses = run["losses"]
-    assert isinstance(losses, list) and len(losses) == 2
+def said(knobs: dict[str, Any]) -> str:
+    return ", ".join(f"{knob}={value}" for knob, value in knobs.items())
+
+
+def page(lines: list[str]) -> str:
     return (
-        f"| {name} | {plan} | {'yes' if result['ok'] else 'NO'} "
-        f"| {result['fp64_max_loss_diff']:.1e} | {result['fp64_max_param_diff']:.1e} "
-        f"| {result['fp32_max_loss_diff']:.1e} |"
+        "# Plans against one process\n\n"
+        f"Largest differences from one process after {STEPS} AdamW steps, by\n"
+        f"`python bench/verify_matrix.py --write` with torch {torch.__version__} on CPUs (gloo).\n"
+        "Allowed are 1e-10 in fp64 and 1e-5 for losses in fp32. The model is examples/gpt.py with "
+        "four\nblocks of width 32, its head tied to a table of 61 rows, which two ranks share "
+        "unevenly. Where\nnothing is said: zero=3, 1F1B, microbatches of one sample, no recompute."
+        " precision=bfloat16 is\nverified with its wrapping and without its rounding.\n\n"
+        + "\n".join([*HEAD, *lines])
+        + "\n"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--models", default="gpt,llama,gpt2")
+    parser.add_argument("--sizes", default="1,2,4,8")
     options = parser.parse_args()
-    lines = [
-        "| model | plan | equal | fp64 losses | fp64 parameters | fp32 losses |",
-        "|---|---|---|---|---|---|",
-    ]
-    print(*lines, sep="\n", flush=True)
+    print(*HEAD, sep="\n", flush=True)
+    lines = []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for model, path in models(folder).items():
-            for plan in PLANS if model in options.models.split(",") else ():
-                lines.append(row(model, path, plan, folder))
-                print(lines[-1], flush=True)
+        for size in map(int, options.sizes.split(",")):
+            for line in rows(size, Path(name)):
+                lines.append(line)
+                print(line, flush=True)
     if options.write:
-        TARGET.write_text(
-            "# Plans against one process\n\nLargest differences after five steps, made by "
-            f"`python bench/verify_matrix.py --write` with torch {torch.__version__} on CPU. "
-            "Allowed are 1e-10 in fp64 and 1e-5 in fp32. `gpt` is examples/gpt_small.py (10.1 M "
-            "parameters, tied head); `llama` and `gpt2` are untouched Hugging Face models.\n\n"
-            + "\n".join(lines)
-            + "\n"
-        )
+        TARGET.write_text(page(lines))
 
 
 if __name__ == "__main__":

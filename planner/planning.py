@@ -153,6 +153,12 @@ def _pose(
         precision = _best_precision(cluster)
         assumed.append(f"precision {precision} (--precision)")
     precision = PRECISIONS.get(precision, precision)
+    _check_precision(precision, cluster)
+    if precision == "float16":
+        assumed.append(
+            "float16 ends at 65504: the loss scale keeps gradients in range, not activations of "
+            "weights that were trained in bfloat16"
+        )
     optimizer = request.optimizer or settings.get("optimizer")
     if optimizer is None:
         optimizer = "adamw"
@@ -210,6 +216,17 @@ def _best_precision(cluster: Cluster) -> str:
         if node.device.kind == "cpu" or "bfloat16" not in peaks:
             return "float32"
     return "bfloat16"
+
+
+def _check_precision(precision: str, cluster: Cluster) -> None:
+    """Refuses 16 bits that some device has no kernels for; CPUs compute in any precision."""
+    for node in cluster.nodes:
+        has = node.device.peak_flops_per_s
+        if node.device.kind != "cpu" and precision in {"bfloat16", "float16"} - has.keys():
+            raise PlanError(
+                f"--precision {precision}: {node.device.name} computes in "
+                f"{', '.join(sorted(has))}; choose one of them"
+            )
 
 
 def _find_profile(given: Path | None, text: str, cluster: Cluster) -> tuple[Profile | None, str]:
