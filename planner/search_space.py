@@ -68,7 +68,7 @@ class _Searcher:
             choice = (candidate, path.cuts)
             if all(stage.fits for stage in self._scorer.memory.stages(*choice)):
                 return Evaluated(choice, self._scorer.step_time_ns(*choice))
-            if first_try and candidate.pp > 1:
+            if first_try and candidate.pp > 1 and candidate.stages_per_rank == 1:
                 fits = make_fits(self._scorer.memory, candidate)
                 other = self._scorer.bounds.stage_path(candidate, fits)
                 if other is not None:
@@ -84,7 +84,8 @@ def _order(candidate: Candidate) -> tuple[object, ...]:
     return (
         candidate.num_devices, candidate.pp, candidate.tp, candidate.recompute != "none",
         candidate.sequence_parallel, candidate.dp_shard, candidate.offload != "none",
-        candidate.microbatch_size, candidate.schedule, -candidate.zero,
+        candidate.microbatch_size, candidate.stages_per_rank, candidate.schedule,
+        -candidate.zero,
     )  # fmt: skip
 
 
@@ -130,10 +131,13 @@ def knob_sizes(groups: list[Group], space: Space) -> dict[str, int]:
     shapes: dict[tuple[object, ...], Group] = {}
     for group in groups:
         base = group.base
-        for knob in ("pp", "tp", "microbatch_size", "recompute", "sequence_parallel"):
+        for knob in (
+            "pp", "tp", "microbatch_size", "recompute", "sequence_parallel", "stages_per_rank",
+        ):  # fmt: skip
             values.setdefault(knob, set()).add(getattr(base, knob))
         values.setdefault("devices", set()).add(base.num_devices)
-        shapes.setdefault((base.pp > 1, base.tp > 1, base.dp, group.microbatches > 1), group)
+        key = (base.pp > 1, base.tp > 1, base.dp, group.microbatches > 1, base.schedule)
+        shapes.setdefault(key, group)
     for group in shapes.values():
         for candidate in space.members(group):
             for knob in ("dp_replicate", "dp_shard", "zero", "schedule", "offload"):

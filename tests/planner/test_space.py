@@ -8,12 +8,27 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.schedules import SCHEDULES
 from claw_plan.planner.space import Space, divisors
 from claw_plan.planner.supported import refusal
 
 
 def members(space):
     return [candidate for group in space.groups() for candidate in space.members(group)]
+
+
+def runs(schedule, pp, stages, layers, count):
+    """The rules of the schedules as PyTorch's classes state them."""
+    if schedule == "1F1B":
+        return stages == 1 and pp <= layers
+    if pp == 1 or count == 1 or pp * stages > layers:
+        return False
+    if "Interleaved" in schedule:
+        fewest = 1 if "Zero" in schedule else 2
+        return stages >= fewest and count % max(1, count // pp) == 0
+    if schedule == "DualPipeV":
+        return stages == 2 and count >= 2 * pp
+    return stages == (2 if schedule == "ZBVZeroBubble" else 1)
 
 
 def by_loops(layers, heads, counts, batch):
@@ -26,23 +41,26 @@ def by_loops(layers, heads, counts, batch):
         for size in range(1, batch + 1):
             if batch % (replicate * shard * size):
                 continue
-            many = batch // (replicate * shard * size) > 1
-            for schedule, zero, sequence, recompute, offload in product(
-                ("1F1B", "GPipe"),
+            count = batch // (replicate * shard * size)
+            for schedule, stages, zero, sequence, recompute, offload in product(
+                SCHEDULES,
+                range(1, layers + 1),
                 (1, 2, 3),
                 flags,
                 ("none", "full", "half"),
                 ("none", "optimizer"),
             ):
-                if schedule == "GPipe" and not (pp > 1 and many):
+                if not runs(schedule, pp, stages, layers, count):
+                    continue
+                if SCHEDULES[schedule].splits_backward and recompute != "none":
                     continue
                 if (zero < 3 and shard == 1) or (sequence and tp == 1):
                     continue
-                if zero == 1 and pp == 1 and not many:
+                if zero == 1 and pp == 1 and count == 1:
                     continue
                 candidate = Candidate(
                     pp=pp, tp=tp, dp_replicate=replicate, dp_shard=shard, microbatch_size=size,
-                    schedule=schedule, zero=zero,
+                    schedule=schedule, stages_per_rank=stages, zero=zero,
                     sequence_parallel=sequence, recompute=recompute, offload=offload,
                 )  # fmt: skip
                 if not refusal(candidate):
@@ -52,12 +70,12 @@ def by_loops(layers, heads, counts, batch):
 @pytest.mark.parametrize("nodes, devices, batch", [(1, 4, 8), (2, 3, 6), (3, 2, 12)])
 def test_holds_every_legal_candidate_once(toys, nodes, devices, batch):
     cluster = toys.cluster(nodes=nodes, devices=devices)
-    problem = toys.problem(toys.graph(layers=3, heads=4), cluster, global_batch=batch)
+    problem = toys.problem(toys.graph(layers=6, heads=2), cluster, global_batch=batch)
     space = Space(problem, {})
     counts = {*range(1, devices + 1), *range(devices, nodes * devices + 1, devices)}
     found = members(space)
     assert len(found) == len(set(found))
-    assert set(found) == set(by_loops(3, 4, counts, batch))
+    assert set(found) == set(by_loops(6, 2, counts, batch))
     assert sum(group.size for group in space.groups()) == len(found)
 
 
@@ -65,6 +83,15 @@ def test_the_host_of_a_cpu_is_no_other_memory_but_may_be_pinned(toys):
     problem = toys.problem(cluster=toys.cluster(devices=2, kind="cpu"))
     assert {c.offload for c in members(Space(problem, {}))} == {"none"}
     assert {c.offload for c in members(Space(problem, {"offload": "optimizer"}))} == {"optimizer"}
+
+
+def test_a_pinned_schedule_brings_its_stages_and_may_recompute(toys):
+    problem = toys.problem(toys.graph(layers=8), toys.cluster(devices=2), global_batch=4)
+    found = members(Space(problem, {"schedule": "ZBVZeroBubble", "microbatch_size": 1}))
+    assert {(c.pp, c.stages_per_rank) for c in found} == {(2, 2)}
+    assert {c.recompute for c in found} == {"none", "full", "half"}
+    found = members(Space(problem, {"stages_per_rank": 4, "pp": 2}))
+    assert {c.schedule for c in found} == {"Interleaved1F1B", "InterleavedZeroBubble"}
 
 
 def test_divisors():
