@@ -74,16 +74,17 @@ def main() -> int:
         verdict = "ok" if outcome.ok(options.timeout) else "WRONG"
         print(
             f"{number + 1:3} rank {outcome.rank} {outcome.event:28} ended in "
-            f"{outcome.ended_s:5.2f} s (ranks {outcome.ranks_ended_s:.2f}), code {outcome.code}, {verdict}: {outcome.said}",
+            f"{outcome.ended_s:5.2f} s (ranks {outcome.ranks_ended_s:.2f}), "
+            f"code {outcome.code}, {verdict}: {outcome.said}",
             flush=True,
         )
     right = sum(outcome.ok(options.timeout) for outcome in outcomes)
     times = sorted(outcome.ended_s for outcome in outcomes)
     print(
-        f"{right} of {len(outcomes)} as promised (all ended within {options.timeout:g} + 1 s, exit "
-        f"code not 0, rank and moment named, no process or half file left); all ended after "
-        f"{times[len(times) // 2]:.2f} s in the median, {times[-1]:.2f} s at most, the ranks alone "
-        f"after {max(outcome.ranks_ended_s for outcome in outcomes):.2f} s at most; "
+        f"{right} of {len(outcomes)} as promised (all ended within {options.timeout:g} + 1 s, "
+        f"exit code not 0, rank and moment named, no process or half file left); all ended after "
+        f"{times[len(times) // 2]:.2f} s in the median, {times[-1]:.2f} s at most, the ranks "
+        f"alone after {max(outcome.ranks_ended_s for outcome in outcomes):.2f} s at most; "
         f"{dict(Counter(outcome.event for outcome in outcomes))}"
     )
     return 0 if right == len(outcomes) else 1
@@ -146,12 +147,8 @@ def command(plan: Path, runs: Path, starter: str, timeout_s: float) -> list[str]
     own += ["--timeout", f"{timeout_s:g}", "--checkpoint-every", "3", "--keep", "2"]
     if starter == "claw-plan":
         return own
-    return (
-        shlex.split(
-            f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=4 --no-python"
-        )
-        + own
-    )
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node=4 --no-python"
+    return [sys.executable, *shlex.split(torchrun), *own]
 
 
 def await_event(

@@ -110,9 +110,12 @@ def reason_in(store: Store) -> Note | None:
 
 
 def lost_connection(error: BaseException) -> bool:
-    """Whether the error only says that some other rank is gone or late."""
+    """Whether the error only says that some other rank is gone or late.
+
+    An interrupt too: torchrun ends the others so when one has died.
+    """
     text = str(error)
-    return isinstance(error, DistError) or (
+    return isinstance(error, DistError | KeyboardInterrupt) or (
         isinstance(error, RuntimeError) and any(name in text for name in ("gloo", "NCCL"))
     )
 

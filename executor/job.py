@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -188,6 +189,8 @@ def end_together(folder: Path, rank: int) -> Iterator[Progress]:
     try:
         yield progress
     except BaseException as error:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, once it has told why
         traceback.print_exc()
         note = Note.of(error, rank, progress.step)
         _leave_note(note, folder, progress)

@@ -181,6 +181,8 @@ def _end_all(ranks: Ranks, folder: Path, store: Store, watcher: Watcher) -> str:
         time.sleep(POLL_S / 2)
     codes = dict(ranks.codes())
     ranks.end()
+    for half in folder.rglob(".*.tmp"):  # what `write_atomic` had begun in a rank that was ended
+        half.unlink(missing_ok=True)
     killed = killed or _killed(codes, folder, watcher)
     return killed.error if killed else _why(codes, folder, store)
 

@@ -104,8 +104,11 @@ def preflight(
     errors = wrong(plan, facts)
     if errors:
         raise ExecutionError(errors[0] + (f" (and {len(errors) - 1} more)" if errors[1:] else ""))
-    progress.phase = "measuring the network"
-    links = _links(plan, facts, rank.device)
+    links = []
+    if len({fact.host for fact in facts}) > 1:
+        progress.phase = "measuring the network"
+        links = _links(plan, facts, rank.device)
+    progress.phase = "building the model"
     notes = [*remarks(plan, facts), *slow_links(links)]
     if rank.rank == 0:
         values = {
@@ -121,8 +124,6 @@ def preflight(
 def _links(plan: Plan, facts: Sequence[Facts], device: torch.device) -> list[LinkRate]:
     leaders = {fact.host: fact.rank for fact in reversed(facts)}
     ranks = sorted(leaders.values())
-    if len(ranks) < 2:
-        return []
     nodes = nodes_of(plan)
     return measure_links(
         ranks,

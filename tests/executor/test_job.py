@@ -51,6 +51,7 @@ def test_work_that_fails_ends_the_process_and_leaves_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr("os._exit", ended.append)
     with end_together(tmp_path, 1) as progress:
         progress.step = 3
