@@ -136,6 +136,18 @@ def test_an_edit_that_contradicts_the_model_is_refused(tmp_path, part, change, s
         simulate_plan(tmp_path / "plan.yaml")
 
 
+@pytest.mark.slow
+def test_an_edit_that_leaves_a_divided_head_whole_is_refused(tmp_path):
+    fix = {"tp": 2, "pp": 1, "dp_replicate": 1, "dp_shard": 1}
+    plan = planned(SMALL, "cpu", global_batch=8, fix=fix, output_folder=tmp_path).plan
+    values = plan.model_dump()
+    values["tensor_parallel"] = [r for r in values["tensor_parallel"] if r["style"] != "head"]
+    save_plan(Plan.model_validate(values), tmp_path / "plan.yaml")
+    named = r"transformer.wte \(\d+ rows\), lm_head \(\d+ rows\)"
+    with pytest.raises(PlanError, match=f"must divide those tables and heads .*: {named}"):
+        simulate_plan(tmp_path / "plan.yaml")
+
+
 @pytest.mark.parametrize(
     "fix, said",
     [
