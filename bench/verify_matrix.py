@@ -1,6 +1,6 @@
-"""Every product that `planner.supported` offers data parallelism, tensors and stages in, verified.
+"""Every product of data, tensor and pipeline parallelism that is offered, against one process.
 
-The plans are those of tests/executor/test_parity.py (PROOFS): the tiny GPT with its tied head under
+The plans are those of tests/executor/test_parity.py (PROOFS): the tiny GPT, its head tied, under
 each composition in several ways. Each is trained five steps in fp64 and in fp32 and compared with
 one process. Prints a Markdown table; with --write it goes into docs/verified.md.
 

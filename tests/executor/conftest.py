@@ -113,6 +113,14 @@ def write_plan(
     return path
 
 
+@pytest.fixture(scope="session")
+def write_any() -> Callable[..., Path]:
+    """Writes a plan for any model beside its file: `write_any(model, name, blocks, tp=2, …)`."""
+    return lambda model, name, blocks, **options: write_plan(
+        model.parent, name, model, blocks, **options
+    )
+
+
 TINY_GPT = {
     "build": "GPT(GPTConfig(vocab_size=61, block_size=16, n_layer=4, n_head=4, n_embd=32))",
     "inputs": "idx=int64[B,16]<61 targets=int64[B,16]<61",

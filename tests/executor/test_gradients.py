@@ -80,6 +80,30 @@ FAULTS = {
         {"pp": 2},
         r"on rank [01] after step 1",
     ),
+    "a tied table counted twice in the norm": (
+        "gradients.TiedGradients.is_first_holder = lambda self, name: True",
+        {"pp": 2, "clip_norm": 0.5},
+        r"on rank [01] after step 1",
+    ),
+    "copies of tensor-parallel ranks counted in the norm": (
+        "parallel_model.divided_as = lambda compiled, name: name",
+        {"tp": 2, "clip_norm": 0.5},
+        r"on rank [01] after step 1",
+    ),
+    "each rank clips by its own norm": (
+        "import torch\n"
+        "parallel_model.global_norm = lambda counted, device: torch.stack(\n"
+        "    [p.grad.to_local().norm() for p in counted]).norm()",
+        {"dp_shard": 2, "clip_norm": 0.5},
+        r"on rank [01] after step 1",
+    ),
+    "gradients that add up whole never scattered": (
+        "from claw_plan.executor import microbatches\n"
+        "microbatches._say_to_shards = lambda module, zero, is_last: (\n"
+        "    module.set_requires_gradient_sync(False))",
+        {"dp_shard": 2, "zero": 1},
+        r"on rank [01] after step 1",
+    ),
     "replicas of a pipeline not reduced": (
         "parallel_model.reduce_gradients = lambda *given: None",
         {"pp": 2, "dp_replicate": 2},
