@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -10,7 +10,13 @@ import torch.nn as nn
 
 from claw_plan.planner.errors import TraceError
 from claw_plan.planner.model_source import LoadedModel
-from claw_plan.planner.torch_private import FakeTensorMode
+from claw_plan.planner.torch_private import FakeTensorMode, without_rejection
+
+REAL_LIMIT_BYTES = 2 * 2**30
+"""Models that fake tensors cannot build or run are so for real, up to this size of parameters."""
+
+Changed = Callable[[nn.Parameter], nn.Parameter]
+"""What a module holds in place of a parameter that it is given."""
 
 
 def build_fake(model: LoadedModel, fake: FakeTensorMode) -> nn.Module:
@@ -18,16 +24,26 @@ def build_fake(model: LoadedModel, fake: FakeTensorMode) -> nn.Module:
 
     Some constructors read values (`torch.linspace(0, rate, depth)[i].item()` for stochastic
     depth), which fake tensors have not. These are run on real tensors, each parameter becoming
-    fake as soon as a module holds it.
+    fake as soon as a module holds it. Those that read parameters too are run for real, within
+    `REAL_LIMIT_BYTES`.
     """
-    try:
-        with fake:
-            return model.build()
-    except TraceError as error:
-        if error.__cause__ is None:
-            raise
-    with _fake_on_registration(fake):
-        module = model.build()
+    with without_rejection():
+        try:
+            with fake:
+                return model.build()
+        except TraceError as error:
+            if error.__cause__ is None:
+                raise
+        try:
+            with on_registration(Faked(fake)):
+                module = model.build()
+        except TraceError:
+            with on_registration(_Limited(model)):
+                module = model.build()
+            with on_registration(Faked(fake)):
+                for part in module.modules():
+                    for name, parameter in part._parameters.items():
+                        part.register_parameter(name, parameter)
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None:
@@ -35,20 +51,50 @@ def build_fake(model: LoadedModel, fake: FakeTensorMode) -> nn.Module:
     return module
 
 
+class Faked:
+    """A fake parameter for each real one; a tie stays one parameter."""
+
+    def __init__(self, fake: FakeTensorMode) -> None:
+        self._fake = fake
+        self._known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+
+    def __call__(self, parameter: nn.Parameter) -> nn.Parameter:
+        if getattr(parameter, "fake_mode", None) is self._fake:
+            return parameter
+        if id(parameter) not in self._known:
+            with torch.no_grad():
+                data = self._fake.from_tensor(parameter.data)
+            made = nn.Parameter(data, parameter.requires_grad)
+            self._known[id(parameter)] = (parameter, made)
+        return self._known[id(parameter)][1]
+
+
+class _Limited:
+    """The parameter itself, as long as all of them are not too large."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._sizes: dict[int, int] = {}
+
+    def __call__(self, parameter: nn.Parameter) -> nn.Parameter:
+        self._sizes[id(parameter)] = parameter.numel() * parameter.element_size()
+        if sum(self._sizes.values()) > REAL_LIMIT_BYTES:
+            raise TraceError(
+                f"{self._model.path}: building the model reads the values of its parameters, and "
+                f"with more than {REAL_LIMIT_BYTES / 2**30:.0f} GiB of them it is too large to be "
+                "built for real; give a smaller configuration of it"
+            )
+        return parameter
+
+
 @contextmanager
-def _fake_on_registration(fake: FakeTensorMode) -> Iterator[None]:
+def on_registration(changed: Changed) -> Iterator[None]:
     register = nn.Module.register_parameter
-    known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # a tie stays one parameter
 
     def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(self, name, param)
-        if param is None or getattr(param, "fake_mode", None) is fake:
-            return
-        if id(param) not in known:
-            with torch.no_grad():
-                made = nn.Parameter(fake.from_tensor(param.data), param.requires_grad)
-            known[id(param)] = (param, made)
-        self._parameters[name] = known[id(param)][1]
+        if param is not None:
+            self._parameters[name] = changed(param)
 
     nn.Module.register_parameter = registered  # type: ignore[method-assign]
     try:

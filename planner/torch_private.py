@@ -33,6 +33,7 @@ __all__ = [
     "storage_key",
     "tree_leaves",
     "without_onednn",
+    "without_rejection",
 ]
 
 
@@ -120,3 +121,22 @@ def without_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+@contextmanager
+def without_rejection() -> Iterator[None]:
+    """Lets `trunc_normal_` draw once where there is nothing to draw: on fake tensors.
+
+    It draws until every value is within its bounds, which it reads. Whoever imported the public
+    function keeps it, so it is the one behind it that is replaced.
+    """
+    original = torch.nn.init._no_grad_trunc_normal_
+
+    def draw(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor if hasattr(tensor, "fake_mode") else original(tensor, *args, **kwargs)
+
+    torch.nn.init._no_grad_trunc_normal_ = draw
+    try:
+        yield
+    finally:
+        torch.nn.init._no_grad_trunc_normal_ = original

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.nn as nn
 
 from claw_plan.planner.torch_private import (
     FakeTensorMode,
@@ -15,6 +16,7 @@ from claw_plan.planner.torch_private import (
     sequence_number,
     storage_key,
     without_onednn,
+    without_rejection,
 )
 
 
@@ -79,3 +81,10 @@ def test_onednn_is_off_inside() -> None:
     with without_onednn():
         assert "mkldnn" not in operators()
     assert "mkldnn" in operators()
+
+
+def test_truncated_normals_of_fake_tensors_are_not_drawn() -> None:
+    with FakeTensorMode(), without_rejection():
+        assert nn.init.trunc_normal_(torch.empty(3), std=1.0).shape == (3,)
+    with without_rejection():
+        assert nn.init.trunc_normal_(torch.empty(500), std=9.0).abs().max() <= 2.0
