@@ -71,6 +71,7 @@ class Job:
         values: dict[str, Any] = json.loads(path.read_text())
         values["folder"] = Path(values["folder"])
         values["plans"] = tuple(Path(plan) for plan in values["plans"])
+        values["keep_blocks"] = tuple(values["keep_blocks"])
         return cls(**values)
 
 
