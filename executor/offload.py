@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from typing_extensions import override
 
 from claw_plan.executor.gradients import local
 
@@ -38,7 +37,6 @@ class HostOptimizer(torch.optim.Optimizer):
         ]
         super().__init__(groups, self._inner.defaults)
 
-    @override
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Gradients to the host, the step there, parameters back."""

@@ -190,7 +190,6 @@ def compile_plan(
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
     trainable = [p for p in held.parameters.values() if p.requires_grad]
     make = partial(make_optimizer, plan.training, loaded)
-    num_stages = len(plan.stages)
     compiled = ParallelModel(
         plan=plan,
         knobs=knobs,
@@ -205,35 +204,15 @@ def compile_plan(
         schedule=lambda microbatches: torch.zeros(()),
         tensor_parallel=held.tensor_parallel,
         reduces_data_parallel=not shards and knobs.dp_replicate > 1 and knobs.pp > 1,
-        has_loss=num_stages - 1 in held.stages,
+        has_loss=len(plan.stages) - 1 in held.stages,
         loss_scale=LossScale(plan.training.loss_scale_window) if scales_loss else None,
         statistics=RunningStatistics(held.stages.values(), mesh),
         unreached=held.unreached,
     )
     if knobs.pp > 1:
-        group = mesh.group("pp")
-        compiled.tied = TiedGradients(held.parameters, group)
-        compiled.pipeline_stages = tuple(
-            RecordedStage(
-                stage, index, num_stages, device, group, compiled.recorded,
-                splits=knobs.recompute == "none",
-            )
-            for index, stage in held.stages.items()
-        )  # fmt: skip
-        compiled.schedule = make_pipeline(
-            compiled.pipeline_stages, plan.schedule, device, compiled.share_of_loss
-        )
+        _make_pipeline(compiled, held.stages)
     else:
-        if not shards and knobs.dp_replicate > 1:
-            finds = bool(held.unreached)
-            compiled.module = replicate(first, mesh, knobs.bucket_bytes, finds_unreached=finds)
-        compiled.schedule = partial(
-            run_microbatches,
-            compiled.module,
-            knobs.zero,
-            compiled.recorded,
-            compiled.share_of_loss,
-        )
+        _make_accumulation(compiled, replicates=not shards and knobs.dp_replicate > 1)
     compiled.counted = counted_here(
         held.parameters,
         mesh,
@@ -242,3 +221,38 @@ def compile_plan(
     )
     seed_forwards(mesh, plan.training.seed)
     return compiled
+
+
+def _make_pipeline(compiled: ParallelModel, stages: Mapping[int, Stage]) -> None:
+    """The schedule of a rank with pipeline stages."""
+    plan, group = compiled.plan, compiled.mesh.group("pp")
+    compiled.tied = TiedGradients(compiled.parameters, group)
+    compiled.pipeline_stages = tuple(
+        RecordedStage(
+            stage, index, len(plan.stages), compiled.device, group, compiled.recorded,
+            splits=compiled.knobs.recompute == "none",
+        )
+        for index, stage in stages.items()
+    )  # fmt: skip
+    compiled.schedule = make_pipeline(
+        compiled.pipeline_stages, plan.schedule, compiled.device, compiled.share_of_loss
+    )
+
+
+def _make_accumulation(compiled: ParallelModel, *, replicates: bool) -> None:
+    """The schedule of a rank with the whole chain of blocks."""
+    knobs = compiled.knobs
+    if replicates:
+        compiled.module = replicate(
+            compiled.module,
+            compiled.mesh,
+            knobs.bucket_bytes,
+            finds_unreached=bool(compiled.unreached),
+        )
+    compiled.schedule = partial(
+        run_microbatches,
+        compiled.module,
+        knobs.zero,
+        compiled.recorded,
+        compiled.share_of_loss,
+    )

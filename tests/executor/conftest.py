@@ -66,8 +66,6 @@ def write_plan(
 ) -> Path:
     """A plan with the given knobs over `blocks`, cut evenly unless `cuts` says where."""
     candidate = Candidate(**knobs)
-    stages = candidate.pp * candidate.stages_per_rank
-    edges = [0, *(cuts or [len(blocks) * i // stages for i in range(1, stages)]), len(blocks)]
     plan = Plan.model_validate(
         {
             "version": 1,
@@ -98,19 +96,27 @@ def write_plan(
                 "num_microbatches": candidate.num_microbatches(global_batch),
             },
             "blocks": blocks,
-            "stages": [
-                {
-                    "rank_group": rank_of_stage(candidate.schedule, i, candidate.pp),
-                    "modules": blocks[edges[i] : edges[i + 1]],
-                }
-                for i in range(stages)
-            ],
+            "stages": _stages(candidate, blocks, cuts),
             "tensor_parallel": rules or [],
         }
     )
     path = folder / f"{name}.yaml"
     save_plan(plan, path)
     return path
+
+
+def _stages(
+    candidate: Candidate, blocks: list[str], cuts: list[int] | None
+) -> list[dict[str, Any]]:
+    count = candidate.pp * candidate.stages_per_rank
+    edges = [0, *(cuts or [len(blocks) * i // count for i in range(1, count)]), len(blocks)]
+    return [
+        {
+            "rank_group": rank_of_stage(candidate.schedule, index, candidate.pp),
+            "modules": blocks[edges[index] : edges[index + 1]],
+        }
+        for index in range(count)
+    ]
 
 
 @pytest.fixture(scope="session")
