@@ -51,7 +51,10 @@ BESIDE: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     "pp_tp": ({"pp": 2, "tp": 2}, [SP]),
     "pp_dp_shard_tp": ({"pp": 2, "dp_shard": 2, "tp": 2}, [{}]),
     "pp_dp_replicate_tp": ({"pp": 2, "dp_replicate": 2, "tp": 2}, [SP]),
-    "pp_hsdp": ({"pp": 2, "dp_replicate": 2, "dp_shard": 2}, [ZERO1]),
+    "pp_hsdp": (
+        {"pp": 2, "dp_replicate": 2, "dp_shard": 2},
+        [ZERO1 | {"microbatch_size": 1}],
+    ),
 }
 """Product -> (degrees, the ways of running each schedule there)."""
 
@@ -70,8 +73,8 @@ def verified(deep_plan: Callable[..., Path]) -> Verified:
                 size *= degree
             for index, way in enumerate(ways):
                 plan = deep_plan(
-                    f"{product}-{name}-{index}", schedule=name, global_batch=16, microbatch_size=2,
-                    **(knobs | degrees | way),
+                    f"{product}-{name}-{index}", schedule=name, global_batch=16,
+                    **({"microbatch_size": 2} | knobs | degrees | way),
                 )  # fmt: skip
                 wanted[size].append((product, name, plan))
     results: Verified = {}

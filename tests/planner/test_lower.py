@@ -101,3 +101,56 @@ def test_memory_over_time_rises_to_the_microbatches_in_flight(toys):
         states = scorer.memory.held(candidate, *cut).always_bytes
         in_flight = (4 - stage) * units[stage] * 500
         assert scored.timeline.peak_memory_bytes(stage) == states + in_flight
+
+
+@pytest.mark.parametrize("ranks, rounds", [(2, 2), (4, 2), (4, 3)])
+def test_interleaving_divides_the_bubble_of_the_lowered_step(toys, ranks, rounds):
+    """m (F + B) + (p - 1)(F + B)/v with v = 2 stages of one block; messages are free."""
+    graph = toys.graph(layers=2 * ranks, hidden=0, tied=False, ends=False)
+    count = ranks * rounds
+    problem = toys.problem(graph, toys.cluster(devices=ranks), global_batch=count, latency_ns=0)
+    tasks, _ = lowered(problem, Candidate(pp=ranks, schedule="Interleaved1F1B", stages_per_rank=2))
+    step = 2 * count * 3 * MS + (ranks - 1) * 3 * MS
+    # Each of the two stages has its own optimizer step.
+    assert makespan_ns(tasks) == step + optimizer_ns(64 * 8 + 8 * 8) + optimizer_ns(8 * 8)
+
+
+def test_a_split_backward_runs_weights_late_and_the_first_stage_all_at_once(toys):
+    """ZB1P on two ranks and two microbatches, worked out by hand: F = I = W = 1 ms, messages free.
+
+    Rank 0: F0 F1 (0-2), waits for 1I0 until 3, then W0 of all of its backward (3-5); 1I1 ended at
+    4, so W1 follows (5-7). Rank 1: F0 1-2, I0 2-3, F1 3-4, I1 4-5, W0 5-6, W1 6-7.
+    """
+    graph = toys.graph(layers=2, hidden=0, tied=False, ends=False)
+    problem = toys.problem(graph, toys.cluster(devices=2), global_batch=2, latency_ns=0)
+    tasks, _ = lowered(problem, Candidate(pp=2, schedule="InterleavedZeroBubble"))
+    spans = {
+        span.name: (span.start_ns // MS, span.end_ns // MS)
+        for span in simulate(tasks).spans
+        if span.kind in ("forward", "backward") and span.name[1] in "FIWB"
+    }
+    assert spans["0F1"] == (1, 2) and "0I0" not in spans
+    assert (spans["1F0"], spans["1I0"]) == ((1, 2), (2, 3))
+    assert (spans["0W0"], spans["0W1"]) == ((3, 5), (5, 7))
+    assert {spans["1W0"], spans["1W1"]} == {(5, 6), (6, 7)}
+
+
+def test_under_recompute_the_first_part_runs_the_whole_backward(toys):
+    graph = toys.graph(layers=4, hidden=0, tied=False, ends=False)
+    problem = toys.problem(graph, toys.cluster(devices=2), global_batch=4, latency_ns=0)
+    tasks, _ = lowered(
+        problem, Candidate(pp=2, schedule="InterleavedZeroBubble", recompute="full")
+    )
+    spans = [s for s in simulate(tasks).spans if s.name.startswith("1I")]
+    assert [s.kind for s in spans] == ["recompute", "backward"] * 4
+    assert {s.duration_ns for s in spans if s.kind == "backward"} == {2 * 2 * MS}
+    assert not [s for s in simulate(tasks).spans if s.name.startswith("1W") and s.duration_ns]
+
+
+def test_the_v_sends_nothing_where_its_ends_meet(toys):
+    graph = toys.graph(layers=4, tied=True)
+    problem = toys.problem(graph, toys.cluster(devices=2), global_batch=4)
+    tasks, _ = lowered(problem, Candidate(pp=2, schedule="ZBVZeroBubble", stages_per_rank=2))
+    sends = [s.name for s in simulate(tasks).spans if s.name.startswith("send")]
+    assert {name.split()[1][:2] for name in sends} == {"0F", "2F", "1I", "3I"}
+    assert not [s for s in simulate(tasks).spans if s.name == "tied gradients"]
