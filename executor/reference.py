@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as functional
 
 from claw_plan.executor.batches import Source
 from claw_plan.executor.optimizer import make_optimizer
@@ -15,6 +19,14 @@ from claw_plan.planner.errors import PlanError
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
 
+FUNCTIONAL_DROPOUTS = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
@@ -33,6 +45,31 @@ def without_dropout(loaded: LoadedModel) -> LoadedModel:
         return model
 
     return dataclasses.replace(loaded, make=make)
+
+
+@contextmanager
+def without_functional_dropout() -> Iterator[None]:
+    """The same for models that call torch.nn.functional's dropouts, or attention's, themselves."""
+    attention = functional.scaled_dot_product_attention
+
+    @wraps(attention)
+    def attend(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **kw: Any
+    ) -> Any:
+        if "dropout_p" in kw:
+            kw["dropout_p"] = 0.0
+        return attention(query, key, value, attn_mask, *((0.0, *rest[1:]) if rest else ()), **kw)
+
+    changed: dict[str, Any] = dict.fromkeys(FUNCTIONAL_DROPOUTS, lambda input, *a, **kw: input)
+    changed["scaled_dot_product_attention"] = attend
+    originals = {name: getattr(functional, name) for name in changed}
+    try:
+        for name, value in changed.items():
+            setattr(functional, name, value)
+        yield
+    finally:
+        for name, value in originals.items():
+            setattr(functional, name, value)
 
 
 def batch_for(source: Source, step: int, precision: str) -> Batch:

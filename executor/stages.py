@@ -32,11 +32,27 @@ class _StageDone(BaseException):
     """Leaves the model's forward. Not an Exception: a model's own handler must not catch it."""
 
 
-class _Absent(nn.Module):
+class _StandIn(nn.Module):
+    """In a module's place. Its settings can still be read: `self.conv.stride`, `block.kind`."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self._original = (_shell(original),)  # in a tuple, so that it is no child
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_original" not in vars(self):
+                raise
+            return getattr(self._original[0], name)
+
+
+class _Absent(_StandIn):
     """Stands for a module that runs on an earlier or later stage."""
 
-    def __init__(self, recorded: Any, *, is_block: bool) -> None:
-        super().__init__()
+    def __init__(self, original: nn.Module, recorded: Any, *, is_block: bool) -> None:
+        super().__init__(original)
         self._recorded = recorded
         self._is_block = is_block
 
@@ -48,7 +64,7 @@ class _Absent(nn.Module):
         return tree_map_only(torch.Tensor, partial(make, device=device), self._recorded)
 
 
-class _Leave(nn.Module):
+class _Leave(_StandIn):
     """Stands where the next stage begins."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,18 +101,21 @@ class Stage(nn.Module):
         self._exit = recording.crossing(end) if end < len(blocks) else ()
         for name, gaps in recording.gaps.items():
             if not any(start <= gap < end or gap == end == len(blocks) for gap in gaps):
-                stub = _Absent(recording.outputs[name], is_block=False)
-                self.model.set_submodule(name, stub)
+                self._drop(name, recording.outputs[name], is_block=False)
         for name in recording.unused if start > 0 else ():  # kept on the first stage alone
-            self.model.set_submodule(name, _Absent(None, is_block=False))
+            self._drop(name, None, is_block=False)
         for index, name in enumerate(blocks):
             if index < start:
-                self.model.set_submodule(name, _Absent(recording.outputs[name], is_block=True))
+                self._drop(name, recording.outputs[name], is_block=True)
             elif index >= end:
-                self.model.set_submodule(name, _Leave())
+                self.model.set_submodule(name, _Leave(self.model.get_submodule(name)))
         for name in {*self._entry, *self._exit}:
             module = self.model.get_submodule(name)
             module.register_forward_hook(partial(self._pass_on, name))
+
+    def _drop(self, name: str, recorded: Any, *, is_block: bool) -> None:
+        original = self.model.get_submodule(name)
+        self.model.set_submodule(name, _Absent(original, recorded, is_block=is_block))
 
     def _pass_on(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
         passed = self._received.get(name, output)
@@ -115,6 +134,30 @@ class Stage(nn.Module):
             return self._recording.pack(self._exit, self._values)
         finally:
             self._values, self._received = {}, {}
+
+
+def _shell(module: nn.Module) -> nn.Module:
+    """The module with its plain attributes, and its tensors on the meta device.
+
+    A copy, since the same module may stand under another name of this stage.
+    """
+    shell: nn.Module = object.__new__(type(module))
+    kept = {
+        name: value
+        for name, value in vars(module).items()
+        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
+    }
+    vars(shell).update(kept)
+    vars(shell).update(
+        _parameters=tree_map_only(nn.Parameter, _parameter_on_meta, module._parameters),
+        _buffers=tree_map_only(torch.Tensor, lambda t: t.to("meta"), module._buffers),
+        _modules={key: child and _shell(child) for key, child in module._modules.items()},
+    )
+    return shell
+
+
+def _parameter_on_meta(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
 def _device_of(tree: Any) -> torch.device:

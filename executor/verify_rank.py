@@ -26,7 +26,12 @@ from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.reduced_model import reduced
-from claw_plan.executor.reference import batch_for, reference_steps, without_dropout
+from claw_plan.executor.reference import (
+    batch_for,
+    reference_steps,
+    without_dropout,
+    without_functional_dropout,
+)
 from claw_plan.executor.verify_reasons import likely_reason
 from claw_plan.executor.whole_model import DOUBLE, SINGLE
 from claw_plan.planner.model_source import LoadedModel
@@ -93,7 +98,8 @@ def result_path(folder: Path, index: int) -> Path:
 def _compare(
     plan: Plan, loaded: LoadedModel, precision: str, job: Job, rank: Rank, progress: Progress
 ) -> Comparison:
-    with DoubleMode() if precision == DOUBLE else nullcontext():
+    mode = DoubleMode() if precision == DOUBLE else nullcontext()
+    with without_functional_dropout(), mode:
         return _compare_inside(plan, loaded, precision, job, rank, progress)
 
 

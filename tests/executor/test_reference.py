@@ -11,7 +11,11 @@ import torch.nn as nn
 from claw_plan.executor.batches import ExampleSource
 from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.opened_plan import open_plan
-from claw_plan.executor.reference import reference_steps, without_dropout
+from claw_plan.executor.reference import (
+    reference_steps,
+    without_dropout,
+    without_functional_dropout,
+)
 from claw_plan.executor.whole_model import DOUBLE
 from claw_plan.planner.errors import PlanError
 
@@ -41,9 +45,23 @@ def test_a_forward_that_draws_is_refused(tiny_plan: Callable[..., Path]) -> None
             self.layer = nn.Embedding(61, 4)
 
         def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return nn.functional.dropout(self.layer(idx), 0.5).mean()
+            return torch.dropout(self.layer(idx), 0.5, True).mean()
 
     plan, loaded = open_plan(tiny_plan("drawing"))
     loaded = dataclasses.replace(loaded, make=Drawing)
     with pytest.raises(PlanError, match="draws random numbers"):
         list(reference_steps(plan, loaded, ExampleSource(plan, loaded), 1, DOUBLE))
+
+
+def test_functional_dropouts_do_nothing_inside_and_draw_again_outside() -> None:
+    ones = torch.ones(2, 1, 50, 8)
+    with without_functional_dropout():
+        assert torch.equal(nn.functional.dropout(ones, 0.5), ones)
+        assert torch.equal(nn.Dropout2d(0.5)(ones), ones)
+        for given in ({"dropout_p": 0.9}, {"is_causal": True}):
+            attended = nn.functional.scaled_dot_product_attention(ones, ones, ones, **given)
+            torch.testing.assert_close(attended, ones)
+        torch.testing.assert_close(
+            nn.functional.scaled_dot_product_attention(ones, ones, ones, None, 0.9), ones
+        )
+    assert not torch.equal(nn.functional.dropout(ones, 0.5), ones)

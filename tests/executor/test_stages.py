@@ -147,6 +147,30 @@ def test_a_model_that_catches_exceptions_does_not_catch_the_early_exit() -> None
     assert_equal_to_whole(Careful, BLOCKS, [2], TOKENS)
 
 
+class Reading(TiedGPT):
+    """Reads settings off modules that lie on other stages, one module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.also = self.embed
+        for index, block in enumerate(self.blocks):
+            block.scale = 1.0 + index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.also(x % self.embed.num_embeddings).to(self.head.weight.dtype)
+        hidden = hidden + self.position[: x.shape[1]]
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=hidden.dtype).tril()
+        for block in self.blocks:
+            assert block.mix.weight.shape == (WIDTH, WIDTH)
+            hidden, _ = block(hidden * block.scale, mask=mask)
+        logits = self.head(self.norm(hidden))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), x.flatten())
+
+
+def test_settings_of_modules_elsewhere_can_be_read() -> None:
+    assert_equal_to_whole(Reading, BLOCKS, [1, 3], TOKENS)
+
+
 class UNet(nn.Module):
     """Each block of the second half reads the output of its mirror image in the first."""
 
