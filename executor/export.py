@@ -118,6 +118,11 @@ def refuse(plan: Plan, path: Path) -> None:
             "export: float16 needs a loss scale that all ranks agree on; plan again with "
             "--precision bfloat16, or use `from claw_plan.executor import parallelize`"
         )
+    if plan.training.clip_norm is not None and knobs.pp > 1:
+        raise ExecutionError(
+            "export: the norm of gradients over pipeline stages is not written out; plan again "
+            "with --fix pp=1 or without --clip-norm"
+        )
     if knobs.recompute not in ("none", "full"):
         raise ExecutionError(
             f"export: recompute={knobs.recompute} is not written out; plan again with "

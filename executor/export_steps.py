@@ -71,10 +71,15 @@ def _plain_step(plan: Plan) -> str:
     else:
         lines = [f"        {line}" for line in body]
     needs_last = bool(before or context)
-    average = _AVERAGE if averages(plan) else ""
-    return average + Template(_PLAIN_STEP).substitute(
+    clip_norm = plan.training.clip_norm
+    before_step = _AVERAGE if averages(plan) else ""
+    after = "    average_over_replicas(model.parameters(), mesh)\n" if averages(plan) else ""
+    if clip_norm is not None:
+        before_step += _CLIP.replace("CLIP_NORM", f"{clip_norm}")
+        after += "    clip_gradients(model.parameters())\n"
+    return before_step + Template(_PLAIN_STEP).substitute(
         MESH=", mesh" if averages(plan) else "",
-        AFTER="    average_over_replicas(model.parameters(), mesh)\n" if averages(plan) else "",
+        AFTER=after,
         ENUMERATE="index, microbatch in enumerate(microbatches)"
         if needs_last
         else "microbatch in microbatches",
@@ -216,6 +221,18 @@ def average_over_replicas(parameters, mesh):
     for gradient in (p.grad for p in parameters if p.grad is not None):
         own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         dist.all_reduce(own, op=dist.ReduceOp.AVG, group=mesh.get_group("dp_replicate"))
+
+'''
+
+_CLIP = '''
+def clip_gradients(parameters):
+    """Scales all gradients by one factor where their norm is above the largest allowed."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(norms)).item()
+    for gradient in gradients:
+        gradient.mul_(min(1.0, CLIP_NORM / (total + 1e-6)))
 
 '''
 

@@ -103,6 +103,7 @@ class PlannedModel(nn.Module):
         if not self._in_step:
             self.compiled.finish_gradients()
             self.compiled.clip_gradients()
+            self.compiled.clip_gradients()
 
 
 def parallelize(

@@ -47,13 +47,19 @@ dist.destroy_process_group()
 """
 
 PLANS: dict[str, dict[str, Any]] = {
-    "ddp": {"dp_replicate": 4},
+    "ddp": {"dp_replicate": 4, "clip_norm": 0.5},
     "zero1": {"dp_shard": 4, "zero": 1},
     "zero2": {"dp_shard": 4, "zero": 2, "recompute": "full"},
     "zero3": {"dp_shard": 4, "zero": 3},
     "hsdp": {"dp_replicate": 2, "dp_shard": 2, "zero": 1},
     "tp": {"dp_replicate": 2, "tp": 2},
-    "shard_tp": {"dp_shard": 2, "tp": 2, "recompute": "full", "microbatch_size": 2},
+    "shard_tp": {
+        "dp_shard": 2,
+        "tp": 2,
+        "clip_norm": 0.5,
+        "recompute": "full",
+        "microbatch_size": 2,
+    },
     "pp": {"pp": 4},
     "pp_replicate": {"pp": 2, "dp_replicate": 2, "schedule": "GPipe"},
     "pp_shard": {"pp": 2, "dp_shard": 2, "zero": 1},
