@@ -61,12 +61,13 @@ FAULTS = {
         r"transformer\.wte\.weight on rank [01] after step 1",
     ),
     "norms of a divided sequence not summed": (
-        "divide = parallel_model.divide_weights\n"
+        "from claw_plan.executor import rank_stages\n"
+        "divide = rank_stages.divide_weights\n"
         "def forgetful(*given):\n"
         "    divided = divide(*given)\n"
         "    divided.sequence_parallel_parameters = ()\n"
         "    return divided\n"
-        "parallel_model.divide_weights = forgetful",
+        "rank_stages.divide_weights = forgetful",
         {"tp": 2, "sequence_parallel": True},
         r"on rank [01] after step 1",
     ),
