@@ -122,6 +122,10 @@ def _stages(plan: Plan, candidate: Candidate) -> Iterator[str]:
         home = rank_of_stage(name, index, ranks)
         if stage.rank_group != home:
             yield f"stages[{index}].rank_group is {home}, but got {stage.rank_group}"
+    last = len(plan.stages) - 1
+    for index, tie in enumerate(plan.tied):
+        if any(not 0 <= stage <= last for stage in tie.stages):
+            yield f"tied[{index}].stages are 0 to {last}, but got {tie.stages}"
 
 
 def _derived(plan: Plan, candidate: Candidate) -> Iterator[str]:

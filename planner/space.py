@@ -147,13 +147,18 @@ class Space:
     def _layouts(self, pp: int, microbatches: int) -> Iterator[tuple[str, int]]:
         """Schedules with the stages a rank holds; one for those that are bound alike."""
         if pp == 1 or microbatches == 1:  # every schedule is the same
-            yield "1F1B", 1
+            if self._pinned("stages_per_rank", 1):
+                yield "1F1B", 1
             return
         for name, schedule in SCHEDULES.items():
             if name == "GPipe":
                 continue
             most = min(self.most_stages() // pp, schedule.most_stages or self.most_stages())
             for stages in range(schedule.fewest_stages, most + 1):
+                # Of many stages a rank only equal ones are worth their messages; others by --fix.
+                uneven = stages > 2 and len(self._problem.graph.blocks) % (pp * stages)
+                if uneven and "stages_per_rank" not in self._fix:
+                    continue
                 if self._pinned("stages_per_rank", stages) and not schedule_refusal(
                     name, pp, microbatches, stages
                 ):

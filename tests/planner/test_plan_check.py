@@ -60,7 +60,7 @@ def test_a_plan_whose_parts_agree_passes():
         (["cluster", "nodes", 0, "devices", "count"], 2, "uses 4 devices .* cluster has 2"),
         (["candidate", "pp"], 1, "uses|mesh.axes is"),
         (["candidate", "tp"], 2, "uses 8 devices"),
-        (["candidate", "recompute"], "half", "use one of none, full"),
+        (["candidate", "recompute"], "some", "use one of none, full"),
         (["candidate", "bucket_bytes"], -5, "bucket_bytes is at least 1"),
         (["candidate", "mesh_order"], list(reversed(MESH_ORDER)), "mesh_order is pp"),
         (["mesh", "axes"], {"pp": 7}, "but the candidate makes"),

@@ -25,7 +25,8 @@ def runs(schedule, pp, stages, layers, count):
         return False
     if "Interleaved" in schedule:
         fewest = 1 if "Zero" in schedule else 2
-        return stages >= fewest and count % max(1, count // pp) == 0
+        equal = stages <= 2 or layers % (pp * stages) == 0
+        return stages >= fewest and equal and count % max(1, count // pp) == 0
     if schedule == "DualPipeV":
         return stages == 2 and count >= 2 * pp
     return stages == (2 if schedule == "ZBVZeroBubble" else 1)
