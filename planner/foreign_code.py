@@ -65,6 +65,11 @@ class ForeignCode:
             return f"{text}; the file runs a program when imported: guard it with __main__"
         if isinstance(error, ModuleNotFoundError):
             return f"{text}; install what the file imports beside claw-plan, or name its folder"
+        if "attempted relative import" in str(error):
+            return (
+                f"{text}; it is a part of a package: give a file beside the package that imports "
+                "the model from it"
+            )
         if "device meta" in str(error):
             return f"{text}; let the file build on the CPU: nothing is allocated while planning"
         if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
