@@ -87,13 +87,20 @@ class RecordedStage(PipelineStage):
         return output
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, **kwargs: Any
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
     ) -> Any:
         """The backward of one microbatch, or the inputs' part of it."""
         name = f"{self.stage_index}{'B' if full_backward else 'I'}{bwd_chunk_id}"
         with self._recorded("backward", name, awaits_peer=self._comes_from_peer(1)):
             return super().backward_one_chunk(
-                bwd_chunk_id, loss=loss, full_backward=full_backward, **kwargs
+                bwd_chunk_id,
+                loss=loss,
+                full_backward=full_backward,
+                last_backward=last_backward,
             )
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:

@@ -21,7 +21,8 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
-Leaves: TypeAlias = frozenset[Node]
+Leaves: TypeAlias = frozenset[Any]
+"""Nodes that accumulate the gradient of their `variable`, which torch's types do not know."""
 
 
 @dataclass
