@@ -127,6 +127,7 @@ def run_object(result: RunResult) -> dict[str, Any]:
         "predicted_step_time_ms": result.predicted_step_time_ms,
         "peak_memory_bytes": list(result.peak_memory_bytes),
         "run": result.run,
+        "checkpoint": result.checkpoint or None,
     }
 
 
@@ -139,6 +140,7 @@ def verification_object(result: VerifyResult) -> dict[str, Any]:
         "fp64_max_param_diff": result.fp64_max_param_diff,
         "fp32_max_loss_diff": result.fp32_max_loss_diff,
         "first_difference": result.first_difference or None,
+        "blocks": result.blocks,
     }
     if not result.ok:
         value["reason"] = f"the plan does not train like one process: {result.first_difference}"

@@ -16,7 +16,9 @@ from typing import Any
 
 import click
 
+from claw_plan.cli.checkpoint_command import checkpoint
 from claw_plan.cli.detect_command import detect
+from claw_plan.cli.export_command import export
 from claw_plan.cli.planning_commands import plan, simulate
 from claw_plan.cli.profile_command import profile
 from claw_plan.cli.replay_command import replay
@@ -24,7 +26,7 @@ from claw_plan.cli.running_commands import learn, run, verify
 from claw_plan.cli.streams import exit_code, open_closed_streams
 from claw_plan.cli.topology_command import topology
 from claw_plan.cli.validate_command import validate
-from claw_plan.profiles.errors import near_matches
+from claw_plan.profiles.errors import Interrupted, near_matches
 
 HELP = """Finds the best way to train a PyTorch model on a cluster, says why, and trains with it.
 
@@ -90,15 +92,29 @@ def cli() -> None:
     """The group; its help text is `HELP`."""
 
 
-for command in (plan, simulate, run, verify, learn, detect, replay, topology, validate, profile):
+for command in (
+    plan,
+    simulate,
+    run,
+    verify,
+    export,
+    learn,
+    detect,
+    replay,
+    topology,
+    validate,
+    profile,
+    checkpoint,
+):
     cli.add_command(command)
 
 
 def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+    raise Interrupted(number)
 
 
 def main() -> None:
     """The entry point of the installed program."""
-    signal.signal(signal.SIGTERM, _interrupt)  # ends the ranks and clears up, as Ctrl-C does
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # Slurm's warning is the second
+        signal.signal(number, _interrupt)  # ends the ranks and clears up, as Ctrl-C does
     cli.main()

@@ -44,6 +44,8 @@ def _loss_and_speed(result: RunResult) -> Table:
         speed += f", {format_count(result.tokens_per_s)} tokens/s"
     table.add_row("speed", speed)
     table.add_row("record", escape(result.run))
+    if result.checkpoint:
+        table.add_row("checkpoint", escape(result.checkpoint))
     return table
 
 

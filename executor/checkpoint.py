@@ -38,9 +38,10 @@ from claw_plan.executor.checkpoint_state import (
     boxes_to_write,
     whole_box,
 )
+from claw_plan.executor.dropout import seed_forwards
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.parallel_model import ParallelModel
-from claw_plan.executor.random_state import seed_all, set_random_state
+from claw_plan.executor.random_state import set_random_state
 from claw_plan.planner.plan import candidate_mapping
 from claw_plan.profiles.errors import ClawPlanError, InputError
 
@@ -116,7 +117,9 @@ class Checkpointer:
         if random:
             set_random_state({purpose: box.tensor for purpose, box in random.items()})
         else:
-            seed_all(self._fresh_seed(header.step))
+            # Not the numbers that training began with once more.
+            seed = self._compiled.plan.training.seed * 1_000_003 + header.step
+            seed_forwards(self._compiled.mesh, seed % 2**40)
         return header
 
     def _copied(self, box: Box) -> Box:
@@ -180,14 +183,6 @@ class Checkpointer:
             for key, (shape, dtype) in stored.items()
             if (purpose := key.removeprefix(prefix)) != key
         }
-
-    def _fresh_seed(self, step: int) -> int:
-        """Other numbers than before the step; the same on the ranks of one tensor."""
-        mesh = self._compiled.mesh
-        seed = self._compiled.plan.training.seed
-        for number in (step, mesh.index("pp"), mesh.data_index):
-            seed = (seed * 1_000_003 + number) % 2**63
-        return seed
 
     def _take_numbers(self, header: Header) -> None:
         groups = self._compiled.optimizer.param_groups

@@ -44,7 +44,8 @@ class RunResult:
     """What a run was like. Times are of the counted steps, the slowest rank's each.
 
     `process_time_ms` is the CPU time of rank 0 in a median step: where wall time moved and it did
-    not, the machine was disturbed. `parts_ms` are the parts of the median recorded step, on the
+    not, the machine was disturbed. `checkpoint` is what was written at the end, empty for nothing.
+    `parts_ms` are the parts of the median recorded step, on the
     rank that computed longest. `predicted_*` are None when the plan holds no prediction.
     """
 
@@ -59,6 +60,7 @@ class RunResult:
     parts_ms: dict[str, float]
     data: str
     run: str
+    checkpoint: str = ""
 
 
 def make_run_folder(runs: Path, plan_path: Path) -> Path:
@@ -215,6 +217,7 @@ def result_of(
         parts_ms=parts_ms(timeline),
         data=records[0].data,
         run=str(folder),
+        checkpoint=records[0].checkpoint,
     )
 
 

@@ -32,7 +32,7 @@ ALLOWED_PACKAGES = {
         *("networkx", "numpy", "optuna", "pydantic", "torch", "transformers", "yaml"),
         "typing_extensions",
     },
-    "executor": {"numpy", "pydantic", "pynvml", "torch", "yaml"},
+    "executor": {"numpy", "pydantic", "pynvml", "safetensors", "torch", "yaml"},
     "cli": {"click", "rich", "yaml"},
 }
 """Packages beside the standard library."""

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from claw_plan.cli.main import cli
 from claw_plan.executor import learn, verify
 from claw_plan.executor import run as run_module
+from claw_plan.executor.checkpoint_options import CheckpointOptions
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.run_files import RunResult
 from claw_plan.executor.verify import VerifyResult
@@ -58,20 +59,26 @@ def test_run_passes_everything_on_and_prints_only_json(patch: Patch) -> None:
 
     def run_plan(plan: Path, steps: int, **settings: Any) -> RunResult:
         print("a model that prints")
+        launch = settings.pop("launch")
+        asked.update(timeout_s=launch.timeout_s, preflight=launch.preflight)
         settings.pop("on_step")({"step": 1, "loss": 5.5, "step_time_ms": 120.0})
         asked.update(plan=plan, steps=steps, **settings)
         return RUN
 
     patch(run_module, "run_plan", run_plan)
     result = call(
-        *["run", "plan.yaml", "--steps", "7", "--data", "t.txt", "--runs", "out", "--json"]
+        *["run", "plan.yaml", "--steps", "7", "--data", "t.txt", "--runs", "out", "--json"],
+        *["--timeout", "30", "--no-preflight"],
     )
     assert result.exit_code == 0
     assert asked == {
         "plan": Path("plan.yaml"),
         "steps": 7,
+        "timeout_s": 30.0,
+        "preflight": False,
         "data": Path("t.txt"),
         "runs": Path("out"),
+        "checkpoints": CheckpointOptions(),
     }
     assert json.loads(result.stdout) == {
         "losses": [5.5, 4.25],
@@ -79,6 +86,7 @@ def test_run_passes_everything_on_and_prints_only_json(patch: Patch) -> None:
         "predicted_step_time_ms": 108.0,
         "peak_memory_bytes": [20, 30],
         "run": "runs/1",
+        "checkpoint": None,
     }
 
 
@@ -99,13 +107,13 @@ def test_a_rank_that_fails_is_one_line(patch: Patch) -> None:
 
 
 def test_verify_answers_with_its_exit_code(patch: Patch) -> None:
-    patch(verify, "verify_plan", lambda plan, steps: SAME)
+    patch(verify, "verify_plan", lambda plan, steps, data: SAME)
     result = call("verify", "plan.yaml", "--json")
     assert result.exit_code == 0
     value = json.loads(result.stdout)
     assert value["ok"] is True and value["first_difference"] is None and "reason" not in value
     differs = replace(SAME, ok=False, first_difference="wte.weight on rank 1 after step 1")
-    patch(verify, "verify_plan", lambda plan, steps: differs)
+    patch(verify, "verify_plan", lambda plan, steps, data: differs)
     result = call("verify", "plan.yaml", "--json")
     assert result.exit_code == 1
     assert "wte.weight on rank 1" in json.loads(result.stdout)["reason"]
