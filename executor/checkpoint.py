@@ -7,8 +7,10 @@ the live tensors of any plan of the same model from whatever plan wrote them.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
@@ -36,6 +38,7 @@ from claw_plan.executor.checkpoint_state import (
     agree_on_writers,
     boxes_to_read,
     boxes_to_write,
+    optimizer_name,
     whole_box,
 )
 from claw_plan.executor.dropout import seed_forwards
@@ -64,12 +67,15 @@ class Checkpointer:
         self._group = dist.new_group(backend="gloo")
         if folder is not None and self._rank == 0:
             prepare_folder(folder)
+        attempt = [time.time_ns()]
+        dist.broadcast_object_list(attempt, src=0, group=self._group)
+        self._attempts = itertools.count(attempt[0])
         self.holding = agree_on_writers(compiled, self._group)
         self._changed = ChangedBuffers(compiled)
         self._built_groups = group_numbers(compiled.optimizer)
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._running: tuple[int, Future[None]] | None = None
+        self._running: tuple[Header, Path, Future[None]] | None = None
 
     def save(self, step: int) -> str:
         """Begins to write the state after `step` steps; returns once it is copied.
@@ -81,21 +87,26 @@ class Checkpointer:
         share = boxes_to_write(self._compiled, self.holding, self._changed, self._rank)
         copies = [self._copied(box) for box in share]
         header = self._header(step)
-        self._running = step, self._thread.submit(self._write, self._folder, copies, header)
+        partial = partial_path(self._folder, step, next(self._attempts))
+        running = self._thread.submit(self._write, partial, copies, header)
+        self._running = header, partial, running
         return failed
 
     def finish(self) -> str:
         """Waits until what was begun is written; answers why it was not, empty when it was."""
         if self._running is None:
             return ""
-        step, running = self._running
+        header, partial, running = self._running
         self._running = None
         error = running.exception()
         if error is None:
             return ""
-        if self._folder is not None and self._rank == 0:
-            shutil.rmtree(partial_path(self._folder, step), ignore_errors=True)
-        return f"the checkpoint of step {step} is not written to {self._folder}: {why(error)}"
+        if self._rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        return (
+            f"the checkpoint of step {header.step} is not written to {partial.parent}: "
+            f"{why(error)}"
+        )
 
     def load(self, path: Path) -> Header:
         """Puts a checkpoint into the live model, optimizer and generators.
@@ -131,13 +142,10 @@ class Checkpointer:
         copy.copy_(box.tensor)
         return Box(path=box.path, shape=box.shape, offsets=box.offsets, tensor=copy)
 
-    def _write(self, folder: Path, boxes: Sequence[Box], header: Header) -> None:
-        partial = partial_path(folder, header.step)
-        if self._rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+    def _write(self, partial: Path, boxes: Sequence[Box], header: Header) -> None:
         write_boxes(boxes, partial, self._group)
         if self._rank == 0:
-            commit(folder, header, self._keep)
+            commit(partial, header, self._keep)
 
     def _header(self, step: int) -> Header:
         compiled, plan = self._compiled, self._compiled.plan
@@ -149,7 +157,7 @@ class Checkpointer:
             model=plan.model.model_dump(),
             training=plan.training.model_dump(),
             candidate=candidate_mapping(compiled.knobs),
-            optimizer=type(compiled.optimizer).__name__,
+            optimizer=optimizer_name(compiled.optimizer),
             groups=changed_numbers(compiled.optimizer, self._built_groups),
             loss_scale=scale and {"factor": scale.factor, "good_steps": scale.good_steps},
             names=dict(compiled.whole.names),
@@ -164,7 +172,7 @@ class Checkpointer:
                     f"{path} was trained with {key} {header.training.get(key)}, but the plan says "
                     f"{own[key]}; use the same, or take its weights alone: --init-from {path}"
                 )
-        optimizer = type(self._compiled.optimizer).__name__
+        optimizer = optimizer_name(self._compiled.optimizer)
         if header.optimizer != optimizer:
             raise InputError(
                 f"{path} holds the state of the optimizer {header.optimizer}, but the plan trains "

@@ -3,7 +3,7 @@
     <folder>/step-00000100/checkpoint.json   what it is of; lists all files with their sizes
                            .metadata         DCP's own list of tensors
                            __<rank>_0.distcp what a rank wrote
-    <folder>/.step-00000200.partial/         one that is being written
+    <folder>/.step-00000200.<n>.partial/     one that is being written
 
 A checkpoint gets its name by renaming, after all its files are on the disk, so one that has a
 name is whole, and a kill at any moment leaves the older ones as they were.
@@ -38,7 +38,7 @@ HEADER_LIMIT_BYTES = 100_000_000
 REMEDY = "resume from an older checkpoint, or copy this one again"
 
 _NAME = re.compile(r"step-(\d{8,})")
-_LEFT_OVER = re.compile(r"\.step-\d{8,}\.(partial|old)")
+_LEFT_OVER = re.compile(r"\.step-\d{8,}\.(\d+\.partial|old)")
 
 
 class Header(BaseModel):
@@ -71,17 +71,20 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def partial_path(folder: Path, step: int) -> Path:
-    """Where a checkpoint is written before it gets its name."""
-    return folder / f".{name_of(step)}.partial"
+def partial_path(folder: Path, step: int, attempt: int) -> Path:
+    """Where a checkpoint is written before it gets its name.
+
+    A new folder for each attempt: one that all ranks write to cannot be cleared without a race.
+    """
+    return folder / f".{name_of(step)}.{attempt}.partial"
 
 
-def commit(folder: Path, header: Header, keep: int | None) -> Path:
+def commit(partial: Path, header: Header, keep: int | None) -> Path:
     """Gives what all ranks have written its name, and removes all but the `keep` newest.
 
     Raises ExecutionError when files are missing that other ranks say they wrote.
     """
-    partial = partial_path(folder, header.step)
+    folder = partial.parent
     files = {path.name: path.stat().st_size for path in partial.iterdir()}
     if METADATA not in files:
         raise ExecutionError(

@@ -20,6 +20,7 @@ from claw_plan.executor.checkpoint_io import Box
 from claw_plan.executor.checkpoint_layout import Part, Shape, parts_of, whole_part
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.gradients import local
+from claw_plan.executor.offload import HostOptimizer
 from claw_plan.executor.parallel_model import ParallelModel
 from claw_plan.executor.random_state import random_state
 
@@ -157,7 +158,7 @@ def _optimizer_boxes(
 ) -> Iterator[Box]:
     shape, speaks = compiled.whole.shapes[name], name in holding.speaks_for
     for key, value in compiled.optimizer.state.get(parameter, {}).items():
-        if isinstance(value, torch.Tensor) and value.ndim and value.shape == parameter.shape:
+        if isinstance(value, torch.Tensor) and value.ndim and _lies_like(value, parameter):
             yield from _boxes((*OPTIMIZER, name, key), shape, local(value), holding.written[name])
         elif isinstance(value, torch.Tensor):
             if value.ndim and holding.held[name] != (whole_part(shape),):
@@ -169,9 +170,13 @@ def _optimizer_boxes(
                 yield whole_box((*NUMBERS, name, key), torch.tensor(value, dtype=_exact(value)))
         elif value is not None:
             raise ExecutionError(
-                f"cannot save {type(compiled.optimizer).__name__}: its state {key!r} "
+                f"cannot save {optimizer_name(compiled.optimizer)}: its state {key!r} "
                 f"of {name} is a {type(value).__name__}, neither tensor nor number"
             )
+
+
+def _lies_like(value: torch.Tensor, parameter: nn.Parameter) -> bool:
+    return local(value).shape == local(parameter).shape
 
 
 def _exact(value: float) -> torch.dtype:
@@ -182,10 +187,16 @@ def _cannot_be_cut(
     optimizer: torch.optim.Optimizer, name: str, key: str, given: Shape, shape: Shape
 ) -> ExecutionError:
     return ExecutionError(
-        f"the optimizer {type(optimizer).__name__} keeps {key!r} of shape {list(given)} for "
+        f"the optimizer {optimizer_name(optimizer)} keeps {key!r} of shape {list(given)} for "
         f"{name} of shape {list(shape)}, which does not divide as the parameter does; use "
         "a plan that leaves parameters whole (dp_replicate, pp), or another optimizer"
     )
+
+
+def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
+    """Its class; offloaded ones are what steps on the host."""
+    inner = optimizer.inner if isinstance(optimizer, HostOptimizer) else optimizer
+    return type(inner).__name__
 
 
 Stored = Mapping[str, tuple[Shape, torch.dtype]]
@@ -241,7 +252,10 @@ def _state_boxes(
     path = (*OPTIMIZER, name, key)
     shape, dtype = stored[".".join(path)]
     if shape and shape == whole:
-        value = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        if isinstance(compiled.optimizer, HostOptimizer):
+            value = torch.zeros_like(local(parameter.detach()), dtype=dtype, device="cpu")
+        else:
+            value = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         return list(_boxes(path, shape, local(value), parts)), value
     if shape and tuple(parts) != (whole_part(whole),):
         raise _cannot_be_cut(compiled.optimizer, name, key, shape, whole)
@@ -251,6 +265,8 @@ def _state_boxes(
 
 def _device_of(compiled: ParallelModel, parameter: nn.Parameter, key: str) -> torch.device:
     """Torch's optimizers count steps on the CPU unless their kernels read the count."""
+    if isinstance(compiled.optimizer, HostOptimizer):
+        return torch.device("cpu")
     [group] = [
         group
         for group in compiled.optimizer.param_groups

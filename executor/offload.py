@@ -24,18 +24,19 @@ class HostOptimizer(torch.optim.Optimizer):
     """Steps on the host with what `make` makes of the host's copies.
 
     It is used like the optimizer inside: `param_groups` hold the device's parameters and the
-    inner settings, which schedulers may change, and `state` the inner states, on the host.
+    inner settings, which schedulers may change, and `state` the inner states, on the host. `inner`
+    is what steps there.
     """
 
     def __init__(self, make: MakeOptimizer, parameters: Sequence[nn.Parameter]) -> None:
         self._pairs = [(parameter, _host_copy(parameter)) for parameter in parameters]
-        self._inner = make([host for _, host in self._pairs])
+        self.inner = make([host for _, host in self._pairs])
         on_device = {id(host): parameter for parameter, host in self._pairs}
         groups = [
             group | {"params": [on_device[id(host)] for host in group["params"]]}
-            for group in self._inner.param_groups
+            for group in self.inner.param_groups
         ]
-        super().__init__(groups, self._inner.defaults)
+        super().__init__(groups, self.inner.defaults)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -45,15 +46,15 @@ class HostOptimizer(torch.optim.Optimizer):
             host.data.copy_(local(parameter.data), non_blocking=True)
             _bring_gradient(parameter, host)
             if parameter in self.state:
-                self._inner.state[host] = self.state[parameter]
+                self.inner.state[host] = self.state[parameter]
         _wait_for_copies()
-        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner.update({key: value for key, value in group.items() if key != "params"})
-        self._inner.step()
+        self.inner.step()
         for parameter, host in self._pairs:
             local(parameter.data).copy_(host, non_blocking=True)
-            if host in self._inner.state:
-                self.state[parameter] = self._inner.state[host]
+            if host in self.inner.state:
+                self.state[parameter] = self.inner.state[host]
         _wait_for_copies()
 
 

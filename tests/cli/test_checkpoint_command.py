@@ -27,7 +27,8 @@ def folder(tmp_path: Path) -> Path:
     """A run's folder with checkpoints of steps 5 and 10, of one tied weight."""
     checkpoints = tmp_path / "run" / "checkpoints"
     for step in (5, 10):
-        write_boxes([whole_box((MODEL, "a"), WEIGHT)], partial_path(checkpoints, step), None)
+        partial = partial_path(checkpoints, step, 0)
+        write_boxes([whole_box((MODEL, "a"), WEIGHT)], partial, None)
         header = Header(
             step=step,
             samples=step * 8,
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
             names={"a": "a", "b": "a"},
             versions={"torch": "2"},
         )
-        commit(checkpoints, header, None)
+        commit(partial, header, None)
     return tmp_path / "run"
 
 
