@@ -1,0 +1,204 @@
+"""Plans predicted for shaped hosts against the same plans run on them, after learning on others.
+
+Run (as root): python bench/shaped/compare.py --folder FOLDER [--mbit 200 --delay-ms 1]
+(about five minutes for one repeat on two cores that nobody else uses)
+
+Learns from runs of one small GPT, then predicts plans of a larger one with another batch, runs
+them, in turns when repeated, and prints a line after each; the folder keeps runs and plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import sys
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+from hosts import Hosts
+from switch import Port
+
+from claw_plan.executor.learn import learn
+from claw_plan.executor.run_files import read_result
+from claw_plan.planner.candidate import parse_fix
+from claw_plan.planner.plan import save_plan
+from claw_plan.planner.planning import PlanningRequest, make_plan, simulate_plan
+from claw_plan.profiles.units import NS_PER_MS
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "examples" / "gpt.py"
+PROGRAM = Path(sys.executable).with_name("claw-plan")
+RANKS = 2
+"""On each host, which share its core."""
+
+LEARNT_MODEL = "vocab_size=256, block_size=128, n_layer=4, n_head=4, n_embd=192"
+TESTED_MODEL = "vocab_size=256, block_size=128, n_layer=4, n_head=4, n_embd=256"
+LEARNT = (
+    (4, "dp_replicate=4,microbatch_size=1"),
+    (8, "dp_shard=4,microbatch_size=2"),
+    (4, "tp=2,dp_replicate=2,microbatch_size=2"),
+    (4, "pp=4,microbatch_size=1,schedule=1F1B"),
+)
+TESTED = (
+    (8, "dp_replicate=4,microbatch_size=2"),
+    (8, "pp=4,microbatch_size=2,schedule=1F1B"),
+    (8, "dp_shard=4,microbatch_size=2,zero=3"),
+    (8, "pp=2,dp_replicate=2,microbatch_size=2,schedule=1F1B"),
+    (8, "tp=2,dp_replicate=2,microbatch_size=4"),
+    (8, "pp=2,tp=2,microbatch_size=2,schedule=GPipe"),
+    (8, "dp_shard=4,microbatch_size=2,zero=2,recompute=full"),
+    (8, "pp=4,microbatch_size=1,schedule=GPipe"),
+)
+"""Global batch and knobs."""
+
+NEUTRAL = {"recompute": "none", "dp_replicate": 1, "dp_shard": 1, "tp": 1, "pp": 1}
+GAP = 0.10
+"""A measured difference that predictions must order rightly."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A tested plan, its prediction and the median steps of its runs."""
+
+    knobs: str
+    plan: Path
+    predicted_ms: float
+    measured: list[float] = field(default_factory=list)
+    sent_mb: float = 0.0
+
+    @property
+    def measured_ms(self) -> float:
+        return statistics.median(self.measured)
+
+    @property
+    def error(self) -> float:
+        return self.predicted_ms / self.measured_ms - 1
+
+    def line(self) -> str:
+        """A row of the table."""
+        low, high = min(self.measured), max(self.measured)
+        return (
+            f"| `{self.knobs}` | {self.predicted_ms:.0f} | {self.measured_ms:.0f} "
+            f"| {low:.0f} to {high:.0f} ({len(self.measured)}) | {self.error:+.0%} "
+            f"| {self.sent_mb:.1f} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--mbit", type=float, nargs="+", default=[200.0, 200.0], help="per host")
+    parser.add_argument("--delay-ms", type=float, default=1.0, help="one way, host to switch")
+    parser.add_argument("--learnt-steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=1)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are taken down on the way
+    folder: Path = options.folder.resolve()
+    folder.mkdir(parents=True)
+    cluster = folder / "cluster.yaml"
+    cluster.write_text(cluster_text(options.mbit, options.delay_ms))
+    ports = [
+        Port(bits_per_s=int(m * 1e6), delay_ns=int(options.delay_ms * 1e6)) for m in options.mbit
+    ]
+    with Hosts(ports) as hosts:
+        learnt = [
+            _run(hosts, _plan(cluster, f"learnt{n}", LEARNT_MODEL, *asked), options.learnt_steps)
+            for n, asked in enumerate(LEARNT)
+        ]
+        learned = learn(learnt, folder / "cpu.profile")
+        print(f"learnt: median error {learned.median_error(after=True):.0%}", flush=True)
+        rows = []
+        for number, (batch, knobs) in enumerate(TESTED):
+            plan = _plan(cluster, f"tested{number}", TESTED_MODEL, batch, knobs)
+            predicted = simulate_plan(plan, learned.profile).step_time_ns / NS_PER_MS
+            rows.append(Row(knobs=knobs, plan=plan, predicted_ms=predicted))
+        for _ in range(options.repeats):
+            for row in rows:
+                _measure(hosts, row, options.steps)
+    print("\n".join(summary(rows)))
+
+
+def cluster_text(mbit: list[float], delay_ms: float) -> str:
+    """cluster.yaml as a user of these hosts would write it."""
+    lines = ["name: shaped", "nodes:"]
+    for rate in mbit:
+        lines += [
+            f"  - devices: {{type: cpu, cores: 1, count: {RANKS}}}",
+            f"    nics: {{name: shaped, bandwidth: {rate:g} Mb/s, latency: {2 * delay_ms:g} ms}}",
+            "    host: {memory: 8 GiB, cores: 1}",
+        ]
+    if len(set(mbit)) == 1:
+        lines[2:] = [f"  - count: {len(mbit)}", lines[2].replace("  - ", "    "), *lines[3:5]]
+    return "\n".join(lines) + "\n"
+
+
+def _plan(cluster: Path, name: str, config: str, global_batch: int, knobs: str) -> Path:
+    request = PlanningRequest(
+        model=MODEL,
+        cluster=str(cluster),
+        build=f"GPT(GPTConfig({config}))",
+        inputs="idx=int64[B,128]<256 targets=int64[B,128]<256",
+        global_batch=global_batch,
+        fix=NEUTRAL | parse_fix(knobs),
+        output_folder=cluster.parent,
+    )
+    path = cluster.with_name(f"{name}.yaml")
+    save_plan(make_plan(request).plan, path)
+    return path
+
+
+def _run(hosts: Hosts, plan: Path, steps: int) -> Path:
+    runs = plan.with_name(f"{plan.stem}-runs")
+    known = set(runs.iterdir()) if runs.exists() else set()
+    command = [
+        str(PROGRAM),
+        "run",
+        str(plan),
+        "--steps",
+        str(steps),
+        "--runs",
+        str(runs),
+        "--json",
+    ]
+    hosts.run(command, RANKS)
+    (made,) = set(runs.iterdir()) - known
+    return made
+
+
+def _measure(hosts: Hosts, row: Row, steps: int) -> None:
+    before = hosts.sent(0)[0]
+    run = _run(hosts, row.plan, steps)
+    row.sent_mb = (hosts.sent(0)[0] - before) / 1e6
+    row.measured.append(read_result(run).step_time_ms["median"])
+    print(row.line(), flush=True)
+
+
+def summary(rows: list[Row]) -> list[str]:
+    """The table, and what is asked of it."""
+    median = statistics.median(abs(row.error) for row in rows)
+    chosen = min(rows, key=lambda row: row.predicted_ms)
+    best = min(rows, key=lambda row: row.measured_ms)
+    apart = [
+        (fast, slow)
+        for pair in combinations(rows, 2)
+        for fast, slow in [sorted(pair, key=lambda row: row.measured_ms)]
+        if slow.measured_ms > (1 + GAP) * fast.measured_ms
+    ]
+    right = sum(fast.predicted_ms < slow.predicted_ms for fast, slow in apart)
+    return [
+        f"- median error {median:.1%} over {len(rows)} plans",
+        f"- of {len(apart)} pairs measured over {GAP:.0%} apart, {right} predicted in that order",
+        f"- predicted best `{chosen.knobs}`, measured best `{best.knobs}`: "
+        f"{chosen.measured_ms / best.measured_ms - 1:.0%} slower",
+        "",
+        "| plan | predicted ms | measured ms | medians (runs) | error | MB from host 0 a run |",
+        "|---|--:|--:|--:|--:|--:|",
+        *(row.line() for row in rows),
+    ]
+
+
+if __name__ == "__main__":
+    main()
