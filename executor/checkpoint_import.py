@@ -126,9 +126,11 @@ class _Safetensors:
 
     def part(self, key: str, part: Part) -> torch.Tensor:
         if not part.sizes:
-            return self._holder[key].get_tensor(key)
+            number: torch.Tensor = self._holder[key].get_tensor(key)
+            return number
         ends = (start + size for start, size in zip(part.offsets, part.sizes, strict=True))
-        return self._holder[key].get_slice(key)[tuple(map(slice, part.offsets, ends))]
+        box: torch.Tensor = self._holder[key].get_slice(key)[tuple(map(slice, part.offsets, ends))]
+        return box
 
 
 class _TorchSave:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -34,6 +34,8 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from claw_plan.executor.checkpoint_layout import Shape, box_of
 
@@ -63,9 +65,9 @@ def write_boxes(boxes: Sequence[Box], folder: Path, group: dist.ProcessGroup | N
     """
     # DCP warns of what is meant here: a folder that exists, and one process without a group.
     with warnings.catch_warnings(action="ignore"):
-        dcp.save(
+        save(
             {},
-            storage_writer=dcp.FileSystemWriter(folder),
+            storage_writer=FileSystemWriter(folder),
             planner=_WriteBoxes(boxes),
             process_group=group,
             no_dist=group is None,
@@ -75,9 +77,9 @@ def write_boxes(boxes: Sequence[Box], folder: Path, group: dist.ProcessGroup | N
 def read_boxes(boxes: Sequence[Box], folder: Path, group: dist.ProcessGroup | None) -> None:
     """Fills the boxes' tensors, in place and on whatever device they are."""
     with warnings.catch_warnings(action="ignore"):
-        dcp.load(
+        load(
             {},
-            storage_reader=dcp.FileSystemReader(folder),
+            storage_reader=FileSystemReader(folder),
             planner=_ReadBoxes(boxes),
             process_group=group,
             no_dist=group is None,
@@ -86,7 +88,7 @@ def read_boxes(boxes: Sequence[Box], folder: Path, group: dist.ProcessGroup | No
 
 def tensors_in(folder: Path) -> Mapping[str, TensorStorageMetadata]:
     """Shape, dtype and boxes of every tensor of a checkpoint, by key."""
-    held = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    held = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {key: value for key, value in held.items() if isinstance(value, TensorStorageMetadata)}
 
 

@@ -232,14 +232,14 @@ def boxes_to_read(
 
 def model_boxes(compiled: ParallelModel, held: Held, stored: Stored) -> list[Box]:
     """Boxes in parameters and buffers; non-persistent buffers only if they are stored so."""
-    boxes = []
+    boxes: list[Box] = []
     for name, parameter in compiled.parameters.items():
         shape, own = compiled.whole.shapes[name], local(parameter.detach())
         boxes += _boxes((MODEL, name), shape, own, held[name])
     for name, buffer in own_buffers(compiled):
         for room in (MODEL, BUFFERS):
-            shape, _ = stored.get(f"{room}.{name}", (None, None))
-            if shape == tuple(buffer.shape):
+            found = stored.get(f"{room}.{name}")
+            if found is not None and found[0] == tuple(buffer.shape):
                 boxes.append(whole_box((room, name), buffer.detach()))
     return boxes
 

@@ -18,6 +18,7 @@ from claw_plan.executor import worker
 from claw_plan.executor.checkpoint import Checkpointer
 from claw_plan.executor.checkpoint_folder import checkpoints_in
 from claw_plan.executor.checkpoint_layout import divided_as
+from claw_plan.executor.checkpoint_state import own_buffers
 from claw_plan.executor.gradients import local
 from claw_plan.executor.job import Job, Progress
 from claw_plan.executor.opened_plan import open_plan
@@ -66,6 +67,13 @@ def compare(compiled: ParallelModel) -> None:
             assert torch.equal(local(state[key]), expected(compiled, name, key)), (name, key)
 
 
+def compare_buffers(compiled: ParallelModel, built: torch.nn.Module) -> None:
+    """On every rank as the model's constructor makes them, the non-persistent ones too."""
+    expected = dict(built.named_buffers())
+    for name, buffer in own_buffers(compiled):
+        assert torch.equal(buffer, expected[name]), name
+
+
 def chain(job: Job, rank: Rank, progress: Progress) -> None:
     before = Path(job.resume) if job.resume else None
     for index, path in enumerate(job.plans):
@@ -79,6 +87,7 @@ def chain(job: Job, rank: Rank, progress: Progress) -> None:
         else:
             assert checkpointer.load(before).step == 7
             compare(compiled)
+        compare_buffers(compiled, opened[1].build())
         assert checkpointer.save(7) == ""
         fill_with_nothing(compiled)  # what is written was copied before
         failed = checkpointer.finish()
