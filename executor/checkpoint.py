@@ -92,6 +92,11 @@ class Checkpointer:
         self._running = header, partial, running
         return failed
 
+    def look(self) -> str:
+        """As `finish`, without waiting: empty while it is being written."""
+        is_done = self._running is not None and self._running[-1].done()
+        return self.finish() if is_done else ""
+
     def finish(self) -> str:
         """Waits until what was begun is written; answers why it was not, empty when it was."""
         if self._running is None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from claw_plan.executor.batches import make_source
+from claw_plan.executor.checkpoint_folder import checkpoints_in
 from claw_plan.executor.checkpoint_options import CheckpointOptions
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import TRAIN, Job, Progress, end_together
@@ -85,17 +86,21 @@ def run_plan(
         if not (job.folder / STEPS_FILE).exists():  # nothing was learned that a person may want
             shutil.rmtree(job.folder, ignore_errors=True)
             raise
-        raise _interrupted(interrupt, job.folder) from None
+        raise _interrupted(interrupt, job) from None
     finally:
         watch()
     return read_result(job.folder)
 
 
-def _interrupted(interrupt: KeyboardInterrupt, folder: Path) -> Interrupted:
-    """The interrupt with how far the run came."""
+def _interrupted(interrupt: KeyboardInterrupt, job: Job) -> Interrupted:
+    """The interrupt with how far the run came, and from where it can go on."""
     number = interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT
-    step = json.loads((folder / STEPS_FILE).read_text().splitlines()[-1])["step"]
-    return Interrupted(number, f"interrupted after step {step}; what was done is in {folder}")
+    step = json.loads((job.folder / STEPS_FILE).read_text().splitlines()[-1])["step"]
+    said = f"interrupted after step {step}; what was done is in {job.folder}"
+    written = checkpoints_in(Path(job.checkpoint_folder)) if job.checkpoint_folder else []
+    if written:
+        said += f"; go on with --resume {written[-1]}"
+    return Interrupted(number, said)
 
 
 def check_machine(plan: Plan, rank: Rank | None) -> None:
@@ -166,7 +171,7 @@ def _run_joined(
             result = write_run(job.folder, records, rank) if rank.rank == 0 else None
         dist.destroy_process_group()
     if progress.stopped_by:
-        raise _interrupted(Interrupted(progress.stopped_by), job.folder)
+        raise _interrupted(Interrupted(progress.stopped_by), job)
     return result
 
 

@@ -42,9 +42,8 @@ class RunCheckpoints:
         """
         if self._checkpointer is None or self._folder is None:
             return ""
-        if not ends and (self._every == 0 or step % self._every):
-            return ""
-        note = self._checkpointer.save(step)
+        is_due = ends or (self._every > 0 and step % self._every == 0)
+        note = self._checkpointer.save(step) if is_due else self._checkpointer.look()
         if ends:
             failed = self._checkpointer.finish()
             if failed:

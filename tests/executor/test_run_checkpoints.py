@@ -148,6 +148,8 @@ def test_a_run_that_was_asked_to_stop_goes_on_without_losing_a_sample(
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, said
+    latest = checkpoints_in((run_in(first) / CHECKPOINTS).resolve())[-1]
+    assert f"; go on with --resume {latest}" in said.decode()
     done = assert_it_ends_alike(plan, run_in(first), uninterrupted, second, monkeypatch)
     assert 3 <= done < STEPS
     once = Counter(range(STEPS * BATCH))
@@ -205,7 +207,12 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(
     assert checkpoints.after_step(1, ends=False) == ""
     (tmp_path / "c").rmdir()
     (tmp_path / "c").write_text("a file stands where the folder was")
-    assert checkpoints.after_step(3, ends=False) == ""  # what becomes of it is told later
-    assert "of step 3 is not written" in checkpoints.after_step(6, ends=False)
+    assert checkpoints.after_step(3, ends=False) == ""
+    deadline = time.monotonic() + 30
+    while not (said := checkpoints.after_step(4, ends=False)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "of step 3 is not written" in said and said.endswith("; training goes on")
+    assert checkpoints.after_step(6, ends=False) == ""
+    assert "of step 6 is not written" in checkpoints.after_step(9, ends=False)
     with pytest.raises(ExecutionError, match=r"of step 9 is not written .*older checkpoints"):
         checkpoints.after_step(9, ends=True)
