@@ -59,6 +59,7 @@ class Faked:
         self._known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def __call__(self, parameter: nn.Parameter) -> nn.Parameter:
+        """The fake one of this parameter, made when it is first asked for."""
         if getattr(parameter, "fake_mode", None) is self._fake:
             return parameter
         if id(parameter) not in self._known:
@@ -89,6 +90,7 @@ class _Limited:
 
 @contextmanager
 def on_registration(changed: Changed) -> Iterator[None]:
+    """Inside, modules keep what `changed` makes of each parameter that they register."""
     register = nn.Module.register_parameter
 
     def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:

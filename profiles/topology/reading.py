@@ -150,12 +150,13 @@ def nvlink_warnings(
     if len(joined) > 1:
         text = " and ".join("{" + gpu_names(group) + "}" for group in joined[:4])
         warnings.append(f"NVLink joins only {text}; between them it is PCIe")
+    explained = linked.union(unknown)
     without = [
         (first, second)
         for group in joined
         for first in group
         for second in group
-        if first < second and (first, second) not in linked and (first, second) not in set(unknown)
+        if first < second and (first, second) not in explained
     ]
     if without:
         warnings.append(

@@ -4,7 +4,8 @@ import torch
 import torch.nn as nn
 
 from claw_plan.executor.double_mode import DoubleMode
-from claw_plan.executor.parallel_model import DOUBLE, recompute
+from claw_plan.executor.recompute import recompute
+from claw_plan.executor.whole_model import DOUBLE
 
 
 def test_in_double_mode_nothing_falls_back_to_single() -> None:
@@ -27,7 +28,7 @@ def test_what_is_recomputed_in_backward_stays_double_too() -> None:
             return x.float().exp().sin().type(x.dtype)
 
     block, x = FallsBack(), torch.ones(2, dtype=torch.float64, requires_grad=True)
-    recompute(block, DOUBLE)
+    recompute(block, "full", DOUBLE)
     with DoubleMode():
         block(x).sum().backward()
     expected = torch.ones(2, dtype=torch.float64).exp()

@@ -107,7 +107,9 @@ def test_two_hosts_train_as_one_machine_does(two_hosts: Path, tmp_path: Path) ->
 @pytest.mark.usefixtures("fake_ssh")
 def test_a_host_that_cannot_be_reached_is_named(two_hosts: Path, tmp_path: Path) -> None:
     file = hostfile(tmp_path, "127.0.0.1 slots=2\nunreachable@localhost slots=2\n")
-    with pytest.raises(ExecutionError, match=r"localhost are gone \(exit code 255\): ssh: connect"):
+    with pytest.raises(
+        ExecutionError, match=r"localhost are gone \(exit code 255\): ssh: connect"
+    ):
         run_plan(two_hosts, 3, runs=tmp_path / "runs", launch=Launch(hostfile=file))
 
 
@@ -130,7 +132,7 @@ def test_a_rank_killed_on_another_host_ends_all(two_hosts: Path, tmp_path: Path)
 
     killer = threading.Thread(target=kill_rank_3, daemon=True)
     killer.start()
-    with pytest.raises(ExecutionError, match="rank 3 was killed by SIGKILL .* at step"):
+    with pytest.raises(ExecutionError, match=r"rank 3 was killed by SIGKILL .* at step"):
         run_plan(two_hosts, 10**5, runs=tmp_path / "runs", launch=Launch(hostfile=file))
     running = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _names(p, str(tmp_path))]
     assert running == []

@@ -37,7 +37,7 @@ def test_an_error_of_rank_0_is_everybodys() -> None:
         raise ExecutionError("cannot write the run")
 
     for number in (0, 1):
-        with pytest.raises(ExecutionError, match="^cannot write the run$"):
+        with pytest.raises(ExecutionError, match=r"^cannot write the run$"):
             told_by_rank_0(store, of(number), fails)
 
 

@@ -72,7 +72,9 @@ def test_a_store_that_nobody_holds_is_one_line() -> None:
     kept = free_store()
     port = kept.port
     del kept
-    with pytest.raises(ExecutionError, match="rank 1 cannot reach 127.0.0.1:.* rank 0 did not"):
+    with pytest.raises(
+        ExecutionError, match=r"rank 1 cannot reach 127\.0\.0\.1:.* rank 0 did not"
+    ):
         meet(1, 2, 2, 0.5, place(port))
 
 

@@ -96,5 +96,5 @@ def test_constructors_that_read_their_parameters_run_for_real(
     monkeypatch.setattr("claw_plan.planner.fake_build.REAL_LIMIT_BYTES", 160)
     build_fake(model, fake)
     monkeypatch.setattr("claw_plan.planner.fake_build.REAL_LIMIT_BYTES", 159)
-    with pytest.raises(TraceError, match="reads the values of its parameters, and .* too large"):
+    with pytest.raises(TraceError, match=r"reads the values of its parameters, and .* too large"):
         build_fake(model, fake)
