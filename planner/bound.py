@@ -238,8 +238,12 @@ class Bounds:
     def _sharded_traffic(
         self, candidate: Candidate, cuts: Cuts, count: int
     ) -> tuple[int, int, int]:
-        """Before the first pass, after the last, and the busiest stream of the fullest stage."""
-        if candidate.dp_shard == 1:
+        """Before the first pass, after the last, and the busiest stream of the fullest stage.
+
+        A trainer that keeps whole parameters moves them beside the passes: nothing is certain.
+        """
+        copies = self.problem.trainer.keeps_compute_copy and candidate.zero < 2
+        if candidate.dp_shard == 1 or copies:
             return 0, 0, 0
         each = candidate.pp == 1
         gathers = count if each and candidate.zero == 3 else 1

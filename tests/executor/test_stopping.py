@@ -29,10 +29,13 @@ def test_a_signal_stops_at_the_end_of_a_step_and_handlers_come_back(number: int)
 
 
 def test_a_second_ctrl_c_ends_at_once() -> None:
+    # A shell that starts a program in the background lets it ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     stop = StopRequest()
     with pytest.raises(KeyboardInterrupt), stop.listen():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_warning_may_be_followed_by_the_signal_itself() -> None:

@@ -24,8 +24,8 @@ def brute_force(scorer, space):
     for candidate, path in every_choice(scorer, space):
         cuts = path.cuts
         if not all(stage.fits for stage in scorer.memory.stages(candidate, cuts)):
-            if candidate.pp == 1:
-                continue
+            if candidate.pp == 1 or candidate.stages_per_rank > 1:
+                continue  # stages of a rank that holds several are only cut evenly
             path = scorer.bounds.stage_path(candidate, make_fits(scorer.memory, candidate))
             if path is None:
                 continue
