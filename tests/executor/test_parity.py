@@ -17,7 +17,7 @@ import pytest
 from claw_plan.executor.verify import VerifyResult, verify_plans
 from claw_plan.planner.supported import COMPOSITIONS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sweep]
 
 FULL, HALF = {"recompute": "full"}, {"recompute": "half"}
 GPIPE, UNEVEN = {"schedule": "GPipe"}, {"cuts": [1]}

@@ -28,7 +28,7 @@ from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.reference import reference_steps
 from claw_plan.executor.whole_model import SINGLE, build_whole
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sweep]
 
 SCRIPT = Path(__file__).parent / "rank_losses.py"
 LOSS_BOUND, NORM_BOUND = 1e-3, 1e-2

@@ -15,7 +15,7 @@ from claw_plan.executor.verify import VerifyResult, verify_plans
 from claw_plan.planner.schedules import SCHEDULES
 from claw_plan.planner.supported import COMPOSITIONS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sweep]
 
 STEPS = 5
 

@@ -18,7 +18,7 @@ import yaml
 
 from claw_plan.executor.verify import VerifyResult, verify_plans
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sweep]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORDS = 257
