@@ -84,6 +84,7 @@ def _late(cost: UnitCost, at: Callable[[Amount], int]) -> int:
     for op in cost.backward:
         if isinstance(op, Op) and len(op.dims) == GEMM_DIMS and makes_weights(op):
             batch, outputs, _, rows = (at(dim) for dim in op.dims)
+            # fp4 has no whole number of bytes: a byte is a little too much, the safe side.
             total += batch * outputs * rows * DTYPE_BYTES.get(op.dtype, 1)
     return total
 
