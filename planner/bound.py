@@ -75,6 +75,9 @@ class Bounds:
     _compute: dict[tuple[object, ...], int] = field(default_factory=dict)
     _totals: dict[tuple[object, ...], int] = field(default_factory=dict)
     _optimizer: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _traffic: dict[tuple[tuple[int, int], int, int, int], tuple[int, int, int, int]] = field(
+        default_factory=dict
+    )
 
     def stage_path(self, candidate: Candidate, fits: Fits | None = None) -> StagePath | None:
         """The best cut and its stage times; None when the chain cannot be cut so often."""
@@ -251,23 +254,35 @@ class Bounds:
         twice = 2 if each and candidate.zero == 3 else 1
         before = after = 0
         busiest = 0
+        nodes = group_nodes(candidate, "dp_shard", self.problem.devices_per_node)
         for stage, cut in enumerate(cuts):
-            groups = self.shards.groups(*cut, candidate.tp, candidate.dp_shard)
-            costs = {group: self._group_costs(candidate, size) for group, size in groups.items()}
-            root_gather, root_reduce = costs[ROOT]
-            blocks = [cost for group, cost in costs.items() if group != ROOT]
-            gather = gathers * (root_gather + twice * sum(up for up, _ in blocks))
-            reduce = reduces * (root_reduce + sum(down for _, down in blocks))
+            key = (cut, candidate.tp, candidate.dp_shard, nodes)
+            if key not in self._traffic:
+                self._traffic[key] = self._stage_traffic(*key)
+            root_gather, root_reduce, block_gather, block_reduce = self._traffic[key]
+            gather = gathers * (root_gather + twice * block_gather)
+            reduce = reduces * (root_reduce + block_reduce)
             busiest = max(busiest, gather, reduce)
             if stage == 0:
                 before, after = root_gather, root_reduce
         return before, after, busiest
 
-    def _group_costs(self, candidate: Candidate, size: GroupSize) -> tuple[int, int]:
+    def _stage_traffic(
+        self, cut: tuple[int, int], tp: int, shard: int, nodes: int
+    ) -> tuple[int, int, int, int]:
+        """A stage's gather and reduction of the root group, and those of its blocks together."""
+        groups = self.shards.groups(*cut, tp, shard)
+        costs = {size: self._group_costs(size, shard, nodes) for size in set(groups.values())}
+        blocks = [costs[size] for group, size in groups.items() if group != ROOT]
+        return (
+            *costs[groups[ROOT]],
+            sum(gather for gather, _ in blocks),
+            sum(reduce for _, reduce in blocks),
+        )
+
+    def _group_costs(self, size: GroupSize, shard: int, nodes: int) -> tuple[int, int]:
         if not size.whole:
             return 0, 0
-        shard = candidate.dp_shard
-        nodes = group_nodes(candidate, "dp_shard", self.problem.devices_per_node)
         compute = self.problem.training.compute_bytes
         gather = self.problem.collective(
             "all_gather", compute * size.shard * shard, shard, nodes, by_data=True

@@ -26,7 +26,7 @@ from claw_plan.planner.memory_states import (
     kind_of,
     owned_elements,
 )
-from claw_plan.planner.memory_units import unit_memory
+from claw_plan.planner.memory_units import UnitMemory, unit_memory
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.schedules import Held, held_by_rank, stages_of_rank
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
@@ -88,11 +88,19 @@ class MemoryModel:
     problem: Problem
     shards: ShardSizes
     _peaks: dict[tuple[object, ...], Parts] = field(default_factory=dict)
+    _units: dict[tuple[object, ...], UnitMemory] = field(default_factory=dict)
 
     def stages(self, candidate: Candidate, cuts: Cuts) -> tuple[StageMemory, ...]:
         """Memory of every pipeline rank; `cuts` are the units [start, stop) of each stage."""
         return tuple(
             self._rank(candidate, rank, spans_of_rank(candidate, cuts, rank))
+            for rank in range(min(candidate.pp, len(cuts)))
+        )
+
+    def fits(self, candidate: Candidate, cuts: Cuts) -> bool:
+        """Whether every pipeline rank fits; asks no further than to the first that does not."""
+        return all(
+            self._rank(candidate, rank, spans_of_rank(candidate, cuts, rank)).fits
             for rank in range(min(candidate.pp, len(cuts)))
         )
 
@@ -208,7 +216,7 @@ class MemoryModel:
         degree = 1 if kind_of(self.problem, candidate) == COPIED else candidate.shard_ranks
         groups = self.shards.groups(start, stop, tp, degree)
         return Chunk(
-            units=[unit_memory(self.problem, candidate, unit) for unit in range(start, stop)],
+            units=self._unit_sizes(candidate, start, stop),
             groups=[groups.get(unit, GroupSize()) for unit in range(start, stop)],
             root=groups[ROOT],
             root_head=self.shards.unit_whole(0, tp) if start == 0 else 0,
@@ -216,6 +224,22 @@ class MemoryModel:
             flight=flight,
             late=late,
         )
+
+    def _unit_sizes(self, candidate: Candidate, start: int, stop: int) -> list[UnitMemory]:
+        """What each unit keeps; worked out once for all blocks of one structure."""
+        units = self.problem.graph.units
+        of_candidate = (
+            candidate.tp, candidate.cp, candidate.sequence_parallel, candidate.microbatch_size,
+            candidate.recompute,
+        )  # fmt: skip
+        found = []
+        for unit in range(start, stop):
+            is_block = 0 < unit < len(units) - 1
+            key = (units[unit].structure if is_block else -1 - unit, *of_candidate)
+            if key not in self._units:
+                self._units[key] = unit_memory(self.problem, candidate, unit)
+            found.append(self._units[key])
+        return found
 
 
 def spans_of_rank(candidate: Candidate, cuts: Cuts, rank: int) -> Spans:

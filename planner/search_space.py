@@ -66,7 +66,7 @@ class _Searcher:
 
         def evaluate() -> Evaluated[Choice] | Iterable[Branch[Choice]]:
             choice = (candidate, path.cuts)
-            if all(stage.fits for stage in self._scorer.memory.stages(*choice)):
+            if self._scorer.memory.fits(*choice):
                 return Evaluated(choice, self._scorer.step_time_ns(*choice))
             if first_try and candidate.pp > 1 and candidate.stages_per_rank == 1:
                 fits = make_fits(self._scorer.memory, candidate)

@@ -12,6 +12,7 @@ stages light, which are those that hold the most microbatches in flight.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -55,15 +56,16 @@ def _fill(
 ) -> tuple[tuple[int, int], ...] | None:
     """Fills stages from the last; `edges` are the legal boundaries in order."""
     stages: list[tuple[int, int]] = []
+    at = [total[edge] for edge in edges]
     stop = len(edges) - 1
     for stage in reversed(range(num_stages)):
         start = stop
         # `stage` edges must remain in front, one stage each; the first stage takes all the rest.
         lowest = 0 if stage == 0 else stage
-        while start > lowest:
-            run = edges[start - 1], edges[stop]
-            if total[run[1]] - total[run[0]] > limit_ns or (fits and not fits(stage, *run)):
-                break
+        furthest = bisect_left(at, at[stop] - limit_ns, lowest, stop)
+        if fits is None:
+            start = furthest
+        while start > furthest and fits and fits(stage, edges[start - 1], edges[stop]):
             start -= 1
         if start == stop:
             return None

@@ -111,6 +111,19 @@ def test_an_interleaved_rank_sums_its_stages(toys):
     assert model.in_flight_bytes(candidate, cuts) == (3 * 3 + 2 * 2) * 50_000
 
 
+@pytest.mark.parametrize(("smaller_by", "fits"), [(0, True), (1, False)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_pipeline_fits_where_every_rank_does(toys, rank, smaller_by, fits):
+    graph = toys.graph(layers=4, hidden=10_000, ends=False, tied=False)
+    candidate, cuts = Candidate(pp=2), ((0, 2), (2, 6)) if rank else ((0, 5), (5, 6))
+    wide = toys.problem(graph, toys.cluster(devices=2, kind="cpu"), global_batch=1)
+    peaks = [stage.peak_bytes for stage in Scorer(wide).memory.stages(candidate, cuts)]
+    assert peaks.index(max(peaks)) == rank
+    cluster = toys.cluster(devices=2, kind="cpu", memory_bytes=max(peaks) - smaller_by)
+    narrow = toys.problem(graph, cluster, global_batch=1)
+    assert Scorer(narrow).memory.fits(candidate, cuts) is fits
+
+
 def test_a_fuller_device_is_likelier_to_run_out(toys):
     memories = []
     for memory_bytes in (10_000_000_000, 5_000_000_000, 3_000_000_000):
