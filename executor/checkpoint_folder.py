@@ -128,9 +128,15 @@ def prepare_folder(folder: Path) -> None:
             f"cannot write checkpoints to {folder}: {error.strerror}; choose another "
             "--checkpoint-dir"
         ) from None
-    for path in folder.iterdir():
-        if _LEFT_OVER.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    clear_left_over(folder)
+
+
+def clear_left_over(folder: Path) -> None:
+    """Removes what ranks that were ended had begun to write or to remove."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if _LEFT_OVER.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from claw_plan.executor.checkpoint_folder import clear_left_over
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.heartbeat import STOPPED, Watcher, give_reason, reason_in
 from claw_plan.executor.job import Job, Note
@@ -157,7 +158,7 @@ def watch_over(
             raise stopping
         if any(codes.values()):
             watcher.look()
-            raise ExecutionError(_end_all(ranks, job.folder, store, watcher))
+            raise ExecutionError(_end_all(ranks, job, store, watcher))
         if store.check([STOPPED]):  # a rank was asked, not this process
             raise Interrupted(int(store.get(STOPPED)))
     finally:
@@ -168,8 +169,9 @@ def _go_on(codes: Mapping[int, int | None]) -> bool:
     return None in codes.values()
 
 
-def _end_all(ranks: Ranks, folder: Path, store: Store, watcher: Watcher) -> str:
-    """Ends the ranks and answers with the reason."""
+def _end_all(ranks: Ranks, job: Job, store: Store, watcher: Watcher) -> str:
+    """Ends the ranks, removes what they had half written, and answers with the reason."""
+    folder = job.folder
     killed = _killed(ranks.codes(), folder, watcher)
     if killed is not None:
         give_reason(store, killed)
@@ -183,6 +185,8 @@ def _end_all(ranks: Ranks, folder: Path, store: Store, watcher: Watcher) -> str:
     ranks.end()
     for half in folder.rglob(".*.tmp"):  # what `write_atomic` had begun in a rank that was ended
         half.unlink(missing_ok=True)
+    if job.checkpoint_folder:
+        clear_left_over(Path(job.checkpoint_folder))
     killed = killed or _killed(codes, folder, watcher)
     return killed.error if killed else _why(codes, folder, store)
 

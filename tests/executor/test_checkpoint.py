@@ -108,6 +108,32 @@ def test_plain_torch_reads_it(trained: tuple[ParallelModel, Path]) -> None:
     assert state["optim"]["state"][name]["step"] == 1
 
 
+def test_the_loss_scale_goes_on_where_it_was(
+    tiny_plan: Callable[..., Path], alone: Rank, tmp_path: Path
+) -> None:
+    """Its value and the good steps behind it decide when it doubles and what is left out."""
+    plan, idx = tiny_plan("scaled", precision="float16"), torch.arange(8 * 16).view(8, 16) % 61
+
+    def step(compiled: ParallelModel) -> tuple[float, float, int]:
+        loss, scale = compiled.train_step({"idx": idx, "targets": idx}), compiled.loss_scale
+        assert scale is not None
+        return loss, scale.factor, scale.good_steps
+
+    first, second = compiled_alone(plan, alone), compiled_alone(plan, alone)
+    assert first.loss_scale is not None and second.loss_scale is not None
+    first.loss_scale.window = second.loss_scale.window = 3
+    first.loss_scale.factor = 2.0**14
+    before = [step(first) for _ in range(4)]
+    assert before[-1][1:] == (2.0**15, 1)  # doubled after three good steps; one since
+    checkpointer = Checkpointer(first, tmp_path / "c")
+    checkpointer.save(4)
+    assert checkpointer.finish() == ""
+    Checkpointer(second, None).load(tmp_path / "c" / "step-00000004")
+    after = [step(first) for _ in range(8)]
+    assert [step(second) for _ in range(8)] == after
+    assert after[0][2] == 2 and len({factor for _, factor, _ in after}) > 1
+
+
 @pytest.mark.parametrize("kind", ["truncated", "missing", "flipped", "metadata"])
 def test_a_damaged_file_is_named_and_nothing_changes(
     kind: str, trained: tuple[ParallelModel, Path]

@@ -29,7 +29,14 @@ job = Job.load(Path(sys.argv[1]))
 def launched(folder: Path, body: str, ranks: int = 2, timeout_s: float = 60.0) -> None:
     script = folder / "worker.py"
     script.write_text(PREAMBLE + body)
-    job = Job(kind=TRAIN, folder=folder, plans=(), steps=1, timeout_s=timeout_s)
+    job = Job(
+        kind=TRAIN,
+        folder=folder,
+        plans=(),
+        steps=1,
+        timeout_s=timeout_s,
+        checkpoint_folder=str(folder / "checkpoints"),
+    )
     start_ranks(job, ranks, worker=(sys.executable, str(script)))
 
 
@@ -160,3 +167,18 @@ if rank == 1:
 """
     launched(tmp_path, body)
     assert not list(tmp_path.glob("*.done"))
+
+
+def test_what_a_killed_rank_had_half_written_is_removed(tmp_path: Path) -> None:
+    body = """
+if rank == 0:
+    (job.folder / ".rank0.error.json.1.tmp").touch()
+    for name in ("step-00000003", ".step-00000006.12.partial"):
+        (Path(job.checkpoint_folder) / name).mkdir(parents=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+    with pytest.raises(ExecutionError, match=r"rank 0 was killed by SIGKILL"):
+        launched(tmp_path, body)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    assert not list(tmp_path.glob(".*.tmp"))
