@@ -6,23 +6,19 @@ works on any torch device, so that its parts are tested on CPUs.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import queue
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from claw_plan.executor.benchmark_group import Samples, measure_group
+from claw_plan.executor.benchmark_processes import measure_together
 from claw_plan.executor.benchmark_rates import gigabytes_per_s, link_figures, undisturbed_ns
-from claw_plan.executor.errors import ExecutionError
 from claw_plan.profiles import catalogue
 from claw_plan.profiles.measured_rate import difference, differs
 from claw_plan.profiles.units import MIB
@@ -97,33 +93,21 @@ def measure_local_group(
 
     Raises ExecutionError when a process fails or does not answer.
     """
-    context = multiprocessing.get_context("spawn")
-    answers: Any = context.Queue()
-    with tempfile.TemporaryDirectory(prefix="claw-plan-") as folder:
-        store = (Path(folder) / "store").as_uri()
-        processes = [
-            context.Process(
-                target=_local_rank,
-                args=(rank, count, store, device_type, sizes_bytes, answers),
-                daemon=True,
-            )
-            for rank in range(count)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            return _answer(answers, processes)
-        finally:
-            for process in processes:
-                process.join(timeout=10)
-                if process.is_alive():
-                    process.terminate()
+    answers: list[Samples] = measure_together(
+        _local_rank,
+        count,
+        (count, device_type, sizes_bytes),
+        num_answers=1,
+        timeout_s=_TIMEOUT_S,
+        advice="does nvidia-smi or rocm-smi show another program on them?",
+    )
+    return answers[0]
 
 
 def _local_rank(
     rank: int,
-    count: int,
     store: str,
+    count: int,
     device_type: str,
     sizes_bytes: Sequence[int] | None,
     answers: Any,
@@ -147,23 +131,6 @@ def _local_rank(
         answers.put(samples)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _answer(answers: Any, processes: Sequence[Any]) -> Samples:
-    deadline = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            samples: Samples = answers.get(timeout=1.0)
-        except queue.Empty:
-            failed = [process.exitcode for process in processes if process.exitcode]
-            if failed:
-                raise ExecutionError(
-                    f"a process that was to measure collectives ended with exit code {failed[0]}; "
-                    "see its message above"
-                ) from None
-        else:
-            return samples
-    raise ExecutionError(f"the devices could not be measured within {_TIMEOUT_S:.0f} s")
 
 
 def with_rates(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import queue
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.benchmark_processes import measure_together
 from claw_plan.profiles.work import CollectiveWork
 
 GLOO_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
@@ -37,48 +33,18 @@ def measure_gloo(
 
     Raises ExecutionError when the processes fail or do not answer.
     """
-    context = multiprocessing.get_context("spawn")
-    answers: Any = context.Queue()
-    with tempfile.TemporaryDirectory(prefix="claw-plan-") as folder:
-        store = (Path(folder) / "store").as_uri()
-        arguments = (store, tuple(ops), tuple(sizes_bytes), repeats, answers)
-        processes = [
-            context.Process(target=_rank, args=(rank, *arguments), daemon=True)
-            for rank in range(RANKS)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            by_rank = [_answer(answers, processes) for _ in range(RANKS)]
-        finally:
-            for process in processes:
-                process.join(timeout=5)
-                if process.is_alive():
-                    process.terminate()
+    by_rank: list[Samples] = measure_together(
+        _rank,
+        RANKS,
+        (tuple(ops), tuple(sizes_bytes), repeats),
+        num_answers=RANKS,
+        timeout_s=_TIMEOUT_S,
+        advice="is GLOO_SOCKET_IFNAME set to an interface that exists?",
+    )
     return {
         work: tuple(max(pair) for pair in zip(samples, by_rank[1][work], strict=True))
         for work, samples in by_rank[0].items()
     }
-
-
-def _answer(answers: Any, processes: Sequence[Any]) -> Samples:
-    deadline = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            samples: Samples = answers.get(timeout=1.0)
-        except queue.Empty:
-            failed = [process.exitcode for process in processes if process.exitcode]
-            if failed:
-                raise ExecutionError(
-                    f"a process that was to measure gloo ended with exit code {failed[0]}; "
-                    "see its message above"
-                ) from None
-        else:
-            return samples
-    raise ExecutionError(
-        f"two processes could not measure gloo within {_TIMEOUT_S:.0f} s; "
-        "is GLOO_SOCKET_IFNAME set to an interface that exists?"
-    )
 
 
 def _rank(
