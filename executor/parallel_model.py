@@ -36,6 +36,7 @@ from claw_plan.executor.pipeline import RecordedStage, make_pipeline
 from claw_plan.executor.rank_stages import TiedCopy, make_rank_stages
 from claw_plan.executor.reached import leave_unreached
 from claw_plan.executor.recorder import StepRecorder
+from claw_plan.executor.sharding import stays_whole
 from claw_plan.executor.stages import Stage
 from claw_plan.executor.whole_model import AS_PLANNED
 from claw_plan.planner.candidate import Candidate
@@ -55,7 +56,8 @@ class ParallelModel:
     `parameters` are this rank's, under the names of the whole model; a tied parameter stands
     under the first of its names; `copies` are second places of some. `whole` is the model before
     it was divided. `schedule` runs forward and backward; without a pipeline it calls `module`,
-    the only one of `stages` or what replicates it. `unreached` names parameters that the loss may
+    the only one of `stages` or what replicates it. `averaged` maps an axis to parameters whose
+    gradients are averaged over it once a step. `unreached` names parameters that the loss may
     not reach, `counted` are those whose part of the gradients' norm is counted on this rank.
     """
 
@@ -72,7 +74,7 @@ class ParallelModel:
     schedule: Step
     tensor_parallel: TensorParallelModel | None = None
     tied: TiedGradients | None = None
-    reduces_data_parallel: bool = False
+    averaged: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
     has_loss: bool = True
     pipeline_stages: tuple[RecordedStage, ...] = field(default=(), repr=False)
     loss_scale: LossScale | None = None
@@ -127,10 +129,8 @@ class ParallelModel:
         for copied in self.copies:
             copied.give_gradient()
         bucket_bytes = self.knobs.bucket_bytes
-        if self.reduces_data_parallel:
-            reduce_gradients(
-                self.trainable(), self.mesh.group("dp_replicate"), dist.ReduceOp.AVG, bucket_bytes
-            )
+        for axis, parameters in self.averaged.items():
+            reduce_gradients(parameters, self.mesh.group(axis), dist.ReduceOp.AVG, bucket_bytes)
         if self.tensor_parallel is not None:
             partial_sums = [
                 parameter
@@ -203,7 +203,7 @@ def compile_plan(
         optimizer=HostOptimizer(make, trainable) if knobs.offload != "none" else make(trainable),
         schedule=lambda microbatches: torch.zeros(()),
         tensor_parallel=held.tensor_parallel,
-        reduces_data_parallel=not shards and knobs.dp_replicate > 1 and knobs.pp > 1,
+        averaged=_averaged(knobs, trainable, shards=shards),
         has_loss=len(plan.stages) - 1 in held.stages,
         loss_scale=LossScale(plan.training.loss_scale_window) if scales_loss else None,
         statistics=RunningStatistics(held.stages.values(), mesh),
@@ -221,6 +221,17 @@ def compile_plan(
     )
     seed_forwards(mesh, plan.training.seed)
     return compiled
+
+
+def _averaged(
+    knobs: Candidate, trainable: Sequence[nn.Parameter], *, shards: bool
+) -> Mapping[str, Sequence[nn.Parameter]]:
+    """What is averaged after the last backward, over which axis: FSDP and DDP do the rest."""
+    if shards:
+        whole = [parameter for parameter in trainable if stays_whole(parameter)]
+        axes = [axis for axis in ("dp_shard", "dp_replicate") if getattr(knobs, axis) > 1]
+        return dict.fromkeys(axes, whole)
+    return {"dp_replicate": trainable} if knobs.dp_replicate > 1 and knobs.pp > 1 else {}
 
 
 def _make_pipeline(compiled: ParallelModel, stages: Mapping[int, Stage]) -> None:

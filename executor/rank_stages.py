@@ -157,10 +157,10 @@ def _unreached(
 ) -> frozenset[str]:
     """Parameters without gradients, where data parallelism would wait for them.
 
-    Under a pipeline replicas are reduced after the step, with a flag for each gradient.
+    Stages that hold the same one would add up zeros.
     """
     knobs = plan.knobs()
-    if knobs.dp == 1 or knobs.pp > 1:
+    if knobs.dp == knobs.pp == 1:
         return frozenset()
     call, batch = loss_of(loaded), _example(plan, loaded, precision)
     return unreached(model, lambda module: call(module, batch))

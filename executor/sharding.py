@@ -1,10 +1,14 @@
-"""fully_shard on a stage: each block's parameters are one group, the rest is the root's."""
+"""fully_shard on a stage: each block's parameters are one group, the rest is the root's.
+
+It takes no parameter without dimensions (CLIP's logit_scale): those stay whole on every rank.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn as nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from claw_plan.executor.mesh import Mesh
@@ -35,14 +39,27 @@ def shard_stage(
         reduce_dtype=torch.float32 if lowers else None,
     )
     reshard = plan.knobs().zero == 3
+    left_out = {parameter for parameter in stage.parameters() if stays_whole(parameter)}
     for name in blocks:
         fully_shard(
             stage.model.get_submodule(name),
             mesh=mesh.data_mesh,
             mp_policy=policy,
             reshard_after_forward=reshard,
+            ignored_params=left_out,
         )
     # The root is needed again at once in backward, so it is never freed between.
-    fully_shard(stage, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(
+        stage,
+        mesh=mesh.data_mesh,
+        mp_policy=policy,
+        reshard_after_forward=False,
+        ignored_params=left_out,
+    )
     if finds_unreached:
         stage.set_reduce_scatter_unused_params(True)  # type: ignore[operator]  # fully_shard's
+
+
+def stays_whole(parameter: nn.Parameter) -> bool:
+    """Whether there is no dimension to shard; kernels read such a number in any precision."""
+    return parameter.ndim == 0

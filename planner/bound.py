@@ -273,7 +273,7 @@ class Bounds:
         """A stage's gather and reduction of the root group, and those of its blocks together."""
         groups = self.shards.groups(*cut, tp, shard)
         costs = {size: self._group_costs(size, shard, nodes) for size in set(groups.values())}
-        blocks = [costs[size] for group, size in groups.items() if group != ROOT]
+        blocks = [costs[size] for group, size in groups.items() if group >= 0]
         return (
             *costs[groups[ROOT]],
             sum(gather for gather, _ in blocks),

@@ -2,7 +2,8 @@
 
 FSDP groups: every block is one, and all that lies outside the blocks is the root's. A parameter
 that several units use belongs to the first group that a stage meets, and to the root if any of
-its units is outside the blocks (a tied embedding and head).
+its units is outside the blocks (a tied embedding and head). What has no dimension to cut (CLIP's
+logit_scale) stays whole on every rank, in a group of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from claw_plan.planner.graph import ModelGraph, Parameter
 ROOT = -1
 """The group of everything outside the blocks."""
 
+
+SCALARS = -2
+"""The group of parameters without dimensions, which fully_shard leaves alone."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSize:
@@ -100,3 +104,5 @@ class ShardSizes:
     def unit_whole(self, unit: int, tp: int) -> int:
         """Elements of all parameters a unit uses, on one tensor-parallel rank."""
         return sum(local_numel(parameter, tp) for parameter in self._of_unit[unit])
+        if not parameter.shape:
+            return SCALARS

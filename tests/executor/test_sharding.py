@@ -1,17 +1,104 @@
+"""fully_shard's precision, and parameters without dimensions, which it refuses."""
+
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from claw_plan.executor.job import VERIFY, Job
+from claw_plan.executor.launch import start_ranks
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import compile_plan
 from claw_plan.executor.ranks import Rank
+from claw_plan.executor.verify import verify_plans
 from claw_plan.executor.whole_model import SINGLE
 
 CPU = torch.device("cpu")
+
+SCALED = """
+import torch
+import torch.nn as nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.mlp = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+        self.gain = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return x + self.gain * self.mlp(self.norm(x))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.scale, self.unused = (nn.Parameter(torch.tensor(1.5)) for _ in range(2))
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.scale.exp() * x
+
+
+def build_model():
+    return Scaled()
+
+
+def example_batch(batch_size):
+    return {"ids": torch.randint(11, (batch_size, 6))}
+
+
+def loss(output, batch):
+    return (output ** 3).mean()
+"""
+"""Numbers of blocks and of the model itself, as CLIP's logit_scale; one that no loss reaches."""
+
+BLOCKS = [f"blocks.{index}" for index in range(4)]
+
+WAYS: dict[str, dict[str, Any]] = {
+    "hsdp": {"dp_shard": 2, "dp_replicate": 2, "clip_norm": 0.1},
+    "stages": {"dp_shard": 2, "pp": 2, "clip_norm": 0.1, "microbatch_size": 2},
+    "stages-and-back": {"dp_shard": 2, "pp": 2, "schedule": "ZBVZeroBubble", "stages_per_rank": 2},
+    "divided": {"dp_shard": 2, "tp": 2, "sequence_parallel": True, "clip_norm": 0.1},
+    "lowered": {"dp_shard": 4, "zero": 1, "precision": "bfloat16", "offload": "optimizer"},
+    "replicas": {"dp_replicate": 4, "clip_norm": 0.1},
+    "replicated-stages": {"dp_replicate": 2, "pp": 2, "clip_norm": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def scaled_plans(
+    model_plan: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[Path]:
+    model = tmp_path_factory.mktemp("scaled") / "scaled.py"
+    model.write_text(SCALED)
+    return [model_plan(model, BLOCKS, name, **way) for name, way in WAYS.items()]
+
+
+@pytest.mark.slow
+def test_numbers_without_dimensions_train_like_one_process(scaled_plans: list[Path]) -> None:
+    results = dict(zip(WAYS, verify_plans(scaled_plans, steps=3), strict=True))
+    assert not {name: found for name, found in results.items() if not found.ok}
+
+
+@pytest.mark.slow
+def test_any_plan_reads_them_from_what_any_other_wrote(
+    scaled_plans: list[Path], tmp_path: Path
+) -> None:
+    worker = [sys.executable, str(Path(__file__).with_name("checkpoint_chain.py"))]
+    job = Job(kind=VERIFY, folder=tmp_path, plans=tuple(scaled_plans), steps=1)
+    start_ranks(job, 4, worker=worker)
 
 
 def test_lower_precision_is_computed_by_fsdp_and_stored_in_single(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from claw_plan.planner.graph import Parameter
-from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
+from claw_plan.planner.shards import ROOT, SCALARS, GroupSize, ShardSizes
 
 
 def test_every_parameter_once(toys):
@@ -35,3 +37,12 @@ def test_frozen_parameters_have_no_gradient(toys):
     weight = Parameter(names=("w",), shape=(8, 5), dtype="float32", trainable=False, units=(1,))
     size = GroupSize().plus(weight, 1, 2)
     assert (size.whole, size.shard, size.trainable_whole, size.trainable_shard) == (40, 20, 0, 0)
+
+
+def test_a_number_without_dimensions_stays_whole_outside_the_groups(toys):
+    """As fully_shard has it: it refuses to cut what has no dimension."""
+    graph = toys.graph(layers=4)
+    scale = Parameter(names=("scale",), shape=(), dtype="float32", trainable=True, units=(0,))
+    sizes = ShardSizes(replace(graph, parameters=(*graph.parameters, scale))).groups(0, 6, 1, 4)
+    assert (sizes[SCALARS].whole, sizes[SCALARS].trainable_shard) == (1, 1)
+    assert sizes[ROOT].whole == 512
