@@ -10,6 +10,7 @@ import dataclasses
 import pytest
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.low_precision import with_linear_dtype
 from claw_plan.planner.memory_units import unit_memory
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.reference_model import Division
@@ -42,7 +43,7 @@ STATISTICS = 16 * S * B + 2
 """Means and deviations of the norms and dropout's scale, which the paper leaves out."""
 
 
-def memory(toys, candidate, trainer=OLD, unit=1, dims=DIMS):
+def memory(toys, candidate, trainer=OLD, unit=1, dims=DIMS, linear="float16"):
     division = Division(
         tp=candidate.tp,
         sequence_parallel=candidate.sequence_parallel,
@@ -52,7 +53,7 @@ def memory(toys, candidate, trainer=OLD, unit=1, dims=DIMS):
     )
     plain = toys.problem()
     problem = Problem(
-        graph=trace_reference(dims, division, "float16"),
+        graph=with_linear_dtype(trace_reference(dims, division, "float16"), linear),
         cluster=plain.cluster,
         cost=plain.cost,
         training=dataclasses.replace(plain.training, precision="float16"),
@@ -123,3 +124,10 @@ def test_selective_recompute_of_torchtitan(toys):
     kept = (3 * H + H + 4 * H + H) // 2 + H
     # One fp32 logarithm of sums for each head and token comes with attention's result.
     assert half.holds == S * B * (2 * H + 2 * kept + 4 * A)
+
+
+@pytest.mark.parametrize(("linear", "each"), [("float16", 2), ("float8", 1), ("float4", 1)])
+def test_late_gradients_keep_what_arrived_at_their_products(toys, linear, each):
+    """qkv, out, up and down: 3, 1, 4 and 1 widths of every token; of fp4 a byte at the most."""
+    late = memory(toys, Candidate(), NEUTRAL, linear=linear).late
+    assert late == each * S * B * (3 + 1 + 4 + 1) * H
