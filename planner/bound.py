@@ -91,7 +91,7 @@ class Bounds:
 
     def _cut(self, candidate: Candidate, fits: Fits | None) -> StagePath | None:
         graph, ranks, per_rank = self.problem.graph, candidate.pp, candidate.stages_per_rank
-        times = self._unit_times(candidate)
+        times = self.unit_times(candidate)
         last = len(graph.units) - 1
         may_start = [unit for unit in range(2, last) if unit not in graph.cut_refused]
         total = [f + min(whole, i + w) for f, whole, i, w in times]
@@ -119,7 +119,7 @@ class Bounds:
             ),
         )
 
-    def _unit_times(self, candidate: Candidate) -> list[tuple[int, int, int, int]]:
+    def unit_times(self, candidate: Candidate) -> list[tuple[int, int, int, int]]:
         """Each unit's forward, its whole backward with recompute, and the backward's two parts.
 
         The parts are only told apart where the schedule does.
@@ -156,7 +156,7 @@ class Bounds:
         key = _cut_key(candidate)
         if key not in self._totals:
             self._totals[key] = sum(
-                f + min(whole, i + w) for f, whole, i, w in self._unit_times(candidate)
+                f + min(whole, i + w) for f, whole, i, w in self.unit_times(candidate)
             )
         total = self._totals[key]
         count = candidate.num_microbatches(self.problem.training.global_batch)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.group_table import GroupTable
 from claw_plan.planner.memory import StageMemory
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search_space import Choice, Searched
 from claw_plan.planner.space import Space
+from claw_plan.planner.supported import RECOMPUTE
 from claw_plan.profiles.units import format_bytes, format_ns
 
 AXES: dict[str, Callable[[Candidate], bool]] = {
@@ -19,7 +24,11 @@ AXES: dict[str, Callable[[Candidate], bool]] = {
     "replication (DDP)": lambda c: c.dp_replicate > 1,
     "recompute": lambda c: c.recompute != "none",
 }
-GROUP_AXES = {"pipeline parallelism", "tensor parallelism", "recompute"}
+GROUP_AXES: dict[str, Callable[[GroupTable], NDArray[np.bool_]]] = {
+    "pipeline parallelism": lambda table: table.pp > 1,
+    "tensor parallelism": lambda table: table.tp > 1,
+    "recompute": lambda table: table.recompute != RECOMPUTE.index("none"),
+}
 """Axes that a whole group shares, so that its bound speaks for them."""
 
 
@@ -34,7 +43,7 @@ def reasons(scorer: Scorer, space: Space, found: Searched, best: Scored) -> Iter
         elif axis == "pipeline parallelism" and len(graph.blocks) < 2:
             yield f"{axis}: not possible here: the model has no chain of blocks to cut"
         else:
-            yield from _why_not(axis, uses, scorer, found, best)
+            yield from _why_not(axis, uses, found, best)
     unused = scorer.problem.cluster.num_devices - best.candidate.num_devices
     if unused:
         yield (
@@ -47,7 +56,6 @@ def reasons(scorer: Scorer, space: Space, found: Searched, best: Scored) -> Iter
 def _why_not(
     axis: str,
     uses: Callable[[Candidate], bool],
-    scorer: Scorer,
     found: Searched,
     best: Scored,
 ) -> Iterator[str]:
@@ -60,36 +68,22 @@ def _why_not(
         yield f"{axis}: {slower:+.1%} at best ({format_ns(time_ns)} with {candidate.short()})"
         return
     if axis in GROUP_AXES:
-        least = _least_bound(scorer, found, uses)
+        least = found.bounds.least(GROUP_AXES[axis](found.space.table))
         if least is None:
             return
-        bound, base = least
+        bound, base = least[0], found.space.group(least[1]).base
         if bound >= best.step_time_ns:
             yield (
                 f"{axis}: cannot be faster than {format_ns(bound)} "
                 f"(bound, pp={base.pp} tp={base.tp})"
             )
             return
-    pruned = [candidate for candidate, _ in found.pruned if uses(candidate)]
+    pruned = sum(uses(candidate) for candidate, _ in found.pruned)
+    pruned += found.space.count(found.pruned_rows, uses)
     if pruned:
-        yield f"{axis}: {len(pruned)} candidates looked faster but do not fit in memory"
+        yield f"{axis}: {pruned:,} candidates looked faster but do not fit in memory"
     else:
         yield f"{axis}: every candidate with it has a bound above {format_ns(best.step_time_ns)}"
-
-
-def _least_bound(
-    scorer: Scorer, found: Searched, uses: Callable[[Candidate], bool]
-) -> tuple[int, Candidate] | None:
-    """The least path bound of the groups with the axis, cutting stages only where needed."""
-    least: tuple[int, Candidate] | None = None
-    for crude, group in sorted(found.groups, key=lambda entry: entry[0]):
-        if least is not None and crude >= least[0]:
-            break
-        if uses(group.base):
-            bound = scorer.bounds.compute_ns(group.base)
-            if least is None or bound < least[0]:
-                least = bound, group.base
-    return least
 
 
 def _binding(best: Scored) -> str:
@@ -110,7 +104,7 @@ def _binding(best: Scored) -> str:
 def infeasible_message(scorer: Scorer, found: Searched) -> str:
     """By how much nothing fits, where, and the smallest change that would do."""
     closest: dict[tuple[int, int], tuple[int, StageMemory, Choice]] = {}
-    for choice in found.pruned:
+    for choice in [*found.pruned, *_smallest_of_groups(scorer, found)]:
         missing, stage = _shortage(scorer, choice)
         split = choice[0].pp, choice[0].tp
         if split not in closest or missing < closest[split][0]:
@@ -126,6 +120,23 @@ def infeasible_message(scorer: Scorer, found: Searched) -> str:
         f"used; {format_bytes(missing)} are missing"
     )
     return f"{message}; {_smallest_change(scorer, [e[2] for e in closest.values()], stage)}"
+
+
+def _smallest_of_groups(scorer: Scorer, found: Searched) -> Iterator[Choice]:
+    """Of the groups that were pruned whole, those that need least under each pp and tp."""
+    table, rows = found.space.table, np.array(found.pruned_rows, np.int64)
+    keys = (
+        -table.sequence_parallel, -table.recompute, table.microbatch_size, -table.dp,
+        table.tp, table.pp,
+    )  # fmt: skip
+    rows = rows[np.lexsort([key[rows] for key in keys])]
+    split = table.pp[rows] * (int(table.tp.max()) + 1) + table.tp[rows]
+    for row in rows[np.unique(split, return_index=True)[1]].tolist():
+        members = found.space.members(found.space.group(row))
+        smallest = max(members, key=lambda c: (c.dp_shard, c.zero, c.offload != "none"))
+        path = scorer.bounds.stage_path(smallest)
+        assert path is not None, "the group's bound came from this path"
+        yield smallest, path.cuts
 
 
 def _shortage(scorer: Scorer, choice: Choice) -> tuple[int, StageMemory]:

@@ -216,7 +216,7 @@ class MemoryModel:
         degree = 1 if kind_of(self.problem, candidate) == COPIED else candidate.shard_ranks
         groups = self.shards.groups(start, stop, tp, degree)
         return Chunk(
-            units=self._unit_sizes(candidate, start, stop),
+            units=self.units(candidate, start, stop),
             groups=[groups.get(unit, GroupSize()) for unit in range(start, stop)],
             root=groups[ROOT],
             root_head=self.shards.unit_whole(0, tp) if start == 0 else 0,
@@ -225,7 +225,7 @@ class MemoryModel:
             late=late,
         )
 
-    def _unit_sizes(self, candidate: Candidate, start: int, stop: int) -> list[UnitMemory]:
+    def units(self, candidate: Candidate, start: int, stop: int) -> list[UnitMemory]:
         """What each unit keeps; worked out once for all blocks of one structure."""
         units = self.problem.graph.units
         of_candidate = (

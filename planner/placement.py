@@ -68,16 +68,17 @@ def groups_of(candidate: Candidate, devices_per_node: int) -> tuple[tuple[str, i
 
 @cache
 def _nodes(num_devices: int, size: int, stride: int, devices_per_node: int) -> int:
-    if size * stride <= devices_per_node and devices_per_node % (size * stride) == 0:
-        return 1  # groups are aligned blocks inside a node
-    most = 1
-    for start in range(num_devices):
-        if (start // stride) % size == 0:  # the first rank of its group
-            most = max(
-                most,
-                len({(start + i * stride) // devices_per_node for i in range(size)}),
-            )
-    return most
+    """The most nodes of a group: one that starts latest in its node reaches furthest."""
+    if stride >= devices_per_node:
+        return size  # neighbours on the axis lie on different nodes
+    block = size * stride  # so many devices hold `stride` groups, which start at its front
+    last = min(num_devices, block * devices_per_node)  # then their places repeat
+    latest = max(
+        start % devices_per_node
+        for front in range(0, last, block)
+        for start in range(front, min(front + stride, last))
+    )
+    return (latest + (size - 1) * stride) // devices_per_node + 1
 
 
 def crosses_node(candidate: Candidate, stage: int, devices_per_node: int) -> bool:
@@ -86,6 +87,8 @@ def crosses_node(candidate: Candidate, stage: int, devices_per_node: int) -> boo
     The last stage's next is the first, as under an interleaved schedule.
     """
     stride = stride_of(candidate, "pp")
+    if stride >= devices_per_node:
+        return candidate.pp > 1
     start, ranks = stage * stride, candidate.pp * stride
     return any(
         rank // devices_per_node != (rank + stride) % ranks // devices_per_node

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from claw_plan.planner.actions import (
     BACKWARD,
     FORWARD,
@@ -25,6 +28,7 @@ from claw_plan.planner.schedule_rows import (
     gpipe,
     interleaved,
     interleaved_zero_bubble,
+    microbatches_per_round,
     num_rounds,
     one_forward_one_backward,
     zbv_zero_bubble,
@@ -145,6 +149,25 @@ def rank_of_stage(name: str, stage: int, num_ranks: int) -> int:
     """The rank that holds a stage."""
     turn, place = divmod(stage, num_ranks)
     return num_ranks - 1 - place if schedule_of(name).places_v and turn % 2 else place
+
+
+def least_in_flight(
+    name: str, num_ranks: int, num_microbatches: int, stages_per_rank: int
+) -> NDArray[np.int64]:
+    """How many microbatches each rank holds at some moment, over all its stages, at the least.
+
+    The forwards that a row begins with, before its first backward.
+    """
+    schedule, ranks = schedule_of(name), np.arange(num_ranks)
+    if schedule.places_v:
+        down = np.minimum(num_microbatches, 2 * num_ranks - 1 - ranks)
+        return down + np.minimum(num_microbatches, ranks + 1)
+    if schedule.runs_rounds:
+        in_round = microbatches_per_round(num_ranks, num_microbatches)
+        hops = 1 if schedule.splits_backward else 2
+        ahead = (stages_per_rank - 1) * in_round + hops * (num_ranks - 1 - ranks)
+        return np.minimum(num_microbatches * stages_per_rank, ahead + 1)
+    return np.minimum(num_microbatches, num_ranks - ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Generic[T]):
-    """A candidate's simulated time; None when it does not fit in memory."""
+    """A candidate's simulated time; None for `size` candidates that do not fit in memory.
 
-    item: T
+    `item` is None where they were ruled out together.
+    """
+
+    item: T | None
     time_ns: int | None
+    size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +99,8 @@ def best_first(
         result = heapq.heappop(heap)[3].open()
         opened += 1
         if isinstance(result, Evaluated):
-            if result.time_ns is None:
-                memory_pruned += 1
+            if result.time_ns is None or result.item is None:
+                memory_pruned += result.size
             else:
                 found.append((result.time_ns, opened, result.item))
                 best = result.time_ns if best is None else min(best, result.time_ns)

@@ -1,7 +1,9 @@
 """Searches a `Space` with a `Scorer`: bounds whole groups, opens the promising, proves the rest.
 
-A candidate whose best stage cut does not fit in memory gets a second chance with the best cut
-that does; only when there is none is it pruned.
+Groups lie in a table in the order of their crudest bounds, cut into runs. A run that may hold the
+best is opened into its groups, with the bounds of their cuts; what no member of a group can hold
+in memory is pruned with the group. A candidate whose best stage cut does not fit in memory gets a
+second chance with the best cut that does; only when there is none is it pruned.
 """
 
 from __future__ import annotations
@@ -11,12 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
+
 from claw_plan.planner.bound import Cuts, StagePath
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.group_bounds import RUN, GroupBounds
+from claw_plan.planner.group_table import Int
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search import Branch, Evaluated, SearchReport, best_first
-from claw_plan.planner.space import Group, Space
+from claw_plan.planner.space import Space
 
 Choice: TypeAlias = tuple[Candidate, Cuts]
 
@@ -25,15 +31,17 @@ Choice: TypeAlias = tuple[Candidate, Cuts]
 class Searched:
     """The candidates that were simulated, best first, with their cuts; and what was not.
 
-    `groups` holds every group with its crudest bound, `pruned` the candidates memory ruled out
-    with their cuts, `times_ns` the simulated times by candidate.
+    `pruned` holds the candidates that memory ruled out with their cuts, `pruned_rows` the groups
+    that it ruled out whole, `times_ns` the simulated times by candidate.
     """
 
     ranked: tuple[Choice, ...]
     times_ns: dict[Candidate, int]
     report: SearchReport
-    groups: list[tuple[int, Group]] = field(repr=False)
+    space: Space = field(repr=False)
+    bounds: GroupBounds = field(repr=False)
     pruned: list[Choice] = field(repr=False)
+    pruned_rows: list[int] = field(repr=False)
 
 
 class _Searcher:
@@ -41,22 +49,33 @@ class _Searcher:
 
     def __init__(self, scorer: Scorer, space: Space) -> None:
         self._scorer, self._space = scorer, space
-        self.groups: list[tuple[int, Group]] = []
+        self.bounds = GroupBounds(scorer, space)
         self.pruned: list[Choice] = []
+        self.pruned_rows: list[int] = []
 
     def branches(self) -> Iterator[Branch[Choice]]:
-        """Every group under its crudest bound; the stage cut waits until that is not enough."""
-        for group in self._space.groups():
-            bound = self._scorer.bounds.even_ns(group.base)
-            self.groups.append((bound, group))
-            yield Branch(bound, _order(group.base), group.size, partial(self._cut, group))
+        """Runs of groups in the order of their crudest bounds."""
+        even_ns, sizes = self.bounds.even_ns, self._space.table.size
+        order = np.argsort(even_ns, kind="stable")
+        for start in range(0, len(order), RUN):
+            rows = order[start : start + RUN]
+            size = int(sizes[rows].sum())
+            yield Branch(int(even_ns[rows[0]]), (), size, partial(self._groups, rows))
 
-    def _cut(self, group: Group) -> Iterator[Branch[Choice]]:
-        bound = self._scorer.bounds.compute_ns(group.base)
-        yield Branch(bound, _order(group.base), group.size, partial(self._members, group))
+    def _groups(self, rows: Int) -> Iterator[Branch[Choice]]:
+        """The groups of a run, their chains cut."""
+        bounds, may_fit = self.bounds.cut(rows)
+        for row, bound, fits in zip(rows.tolist(), bounds.tolist(), may_fit.tolist(), strict=True):
+            group = self._space.group(row)
+            opens = partial(self._members if fits else self._rule_out, row)
+            yield Branch(bound, _order(group.base), group.size, opens)
 
-    def _members(self, group: Group) -> Iterator[Branch[Choice]]:
-        for candidate in self._space.members(group):
+    def _rule_out(self, row: int) -> Evaluated[Choice]:
+        self.pruned_rows.append(row)
+        return Evaluated(None, None, int(self._space.table.size[row]))
+
+    def _members(self, row: int) -> Iterator[Branch[Choice]]:
+        for candidate in self._space.members(self._space.group(row)):
             path = self._scorer.bounds.stage_path(candidate)
             assert path is not None, "the group's bound came from this path"
             yield self._leaf(candidate, path, first_try=True)
@@ -109,7 +128,7 @@ def search_space(
     simulated = len(outcome.ranked)
     report = SearchReport(
         space=total,
-        space_per_knob=knob_sizes([group for _, group in searcher.groups], space),
+        space_per_knob=space.knob_sizes(),
         bound_pruned=total - simulated - outcome.memory_pruned,
         memory_pruned=outcome.memory_pruned,
         simulated=simulated,
@@ -120,26 +139,8 @@ def search_space(
         ranked=tuple(choice for _, choice in outcome.ranked),
         times_ns={candidate: time_ns for time_ns, (candidate, _) in outcome.ranked},
         report=report,
-        groups=searcher.groups,
+        space=space,
+        bounds=searcher.bounds,
         pruned=searcher.pruned,
+        pruned_rows=searcher.pruned_rows,
     )
-
-
-def knob_sizes(groups: list[Group], space: Space) -> dict[str, int]:
-    """Distinct values of each knob in the space."""
-    values: dict[str, set[object]] = {}
-    shapes: dict[tuple[object, ...], Group] = {}
-    for group in groups:
-        base = group.base
-        for knob in (
-            "pp", "tp", "microbatch_size", "recompute", "sequence_parallel", "stages_per_rank",
-        ):  # fmt: skip
-            values.setdefault(knob, set()).add(getattr(base, knob))
-        values.setdefault("devices", set()).add(base.num_devices)
-        key = (base.pp > 1, base.tp > 1, base.dp, group.microbatches > 1, base.schedule)
-        shapes.setdefault(key, group)
-    for group in shapes.values():
-        for candidate in space.members(group):
-            for knob in ("dp_replicate", "dp_shard", "zero", "schedule", "offload"):
-                values.setdefault(knob, set()).add(getattr(candidate, knob))
-    return {knob: len(distinct) for knob, distinct in sorted(values.items())}

@@ -2,20 +2,35 @@
 
 A `Group` fixes devices, pp, tp, dp, microbatch, recompute and sequence parallelism; its members
 differ in how data parallelism is done and in the schedule. The search bounds whole groups and
-opens only those that may hold the best. Knobs that cannot act are at one value (no schedule to
-choose without a pipeline, nothing for `zero` to shard), so every candidate counted is distinct.
+opens only those that may hold the best, so groups are rows of a table and their members are only
+counted until then. Knobs that cannot act are at one value (no schedule to choose without a
+pipeline, nothing for `zero` to shard), so every candidate counted is distinct.
+
+Any number of devices may be used that pp, tp and dp multiply to, whole nodes or not; only a
+tensor-parallel group spans no more nodes than it must.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.group_table import (
+    SCHEDULE_NAMES,
+    Group,
+    GroupTable,
+    Int,
+    product_of,
+    table_of,
+)
+from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import INTERLEAVED, SCHEDULES, schedule_refusal
 from claw_plan.planner.supported import OFFLOAD, RECOMPUTE, can_grow_from, knob_refusal, refusal
@@ -27,21 +42,13 @@ MOST_MICROBATCHES = 4096
 CANNOT_ACT = (
     "a schedule is chosen only where pp is above 1 and a step has two microbatches or more, one "
     "that splits backwards together with recompute only where it is pinned, "
-    "sequence_parallel only where tp is above 1 and divides the sequence, and a step has at most "
+    "sequence_parallel only where tp is above 1 and divides the sequence, tp only where its "
+    "groups span no more nodes than they must, and a step has at most "
     f"{MOST_MICROBATCHES} microbatches"
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Candidates that compute alike. `base` carries the shared knobs, dp as dp_replicate.
-
-    Its schedule stands for those that bound alike: 1F1B for GPipe too.
-    """
-
-    base: Candidate
-    microbatches: int
-    size: int
+Way = tuple[str, int, str]
+"""schedule, zero and offload: how members of a group differ beside dp_shard."""
 
 
 def divisors(number: int) -> list[int]:
@@ -56,7 +63,8 @@ class Space:
     def __init__(self, problem: Problem, fix: Mapping[str, Any]) -> None:
         self._problem, self._fix = problem, dict(fix)
         self._check_fix()
-        self._members = cache(self._count_members)
+        self._count = cache(self._count_members)
+        self._ways = cache(self._find_ways)
 
     def _check_fix(self) -> None:
         """Pinned values that no candidate can have are refused with the values that can."""
@@ -90,66 +98,88 @@ class Space:
         graph = self._problem.graph
         return 1 + sum(unit not in graph.cut_refused for unit in range(2, len(graph.blocks) + 1))
 
-    def device_counts(self) -> list[int]:
-        """Numbers of devices a plan may use: any part of one node, or whole nodes."""
-        cluster, per_node = self._problem.cluster, self._problem.devices_per_node
-        counts = set(range(1, min(per_node, cluster.num_devices) + 1))
-        counts |= set(range(per_node, cluster.num_devices + 1, per_node))
-        counts.add(cluster.num_devices)
-        return sorted(counts, reverse=True)
-
     def groups(self) -> Iterator[Group]:
-        """All groups, larger device counts first."""
+        """All groups, one by one."""
+        return (self.group(row) for row in range(len(self.table)))
+
+    def group(self, row: int) -> Group:
+        """The group of a row of the table."""
+        return self.table.group(row, self._fix.get("bucket_bytes", Candidate().bucket_bytes))
+
+    @cached_property
+    def table(self) -> GroupTable:
+        """All groups."""
+        shares, pieces = self._shares(), []
+        for pp in range(1, min(self.most_stages(), self._problem.cluster.num_devices) + 1):
+            if self._pinned("pp", pp):
+                runs = self._runs(pp, shares)
+                pieces += [self._rows(pp, tp, runs) for tp in self._offered_tp()]
+        return table_of([piece for piece in pieces if piece.shape[1]])
+
+    def _shares(self) -> list[tuple[int, int, int]]:
+        """(dp, microbatch size, microbatches), every way of sharing out the batch."""
         batch = self._problem.training.global_batch
-        for count in self.device_counts():
-            for pp, tp, dp in self._degrees(count):
-                if batch % dp:
-                    continue
-                for size in divisors(batch // dp):
-                    if batch // (dp * size) > MOST_MICROBATCHES:
-                        continue
-                    if self._pinned("microbatch_size", size):
-                        yield from self._variants(pp, tp, dp, size, batch // (dp * size))
+        return [
+            (dp, size, batch // (dp * size))
+            for dp in divisors(batch)
+            if dp <= self._problem.cluster.num_devices
+            for size in divisors(batch // dp)
+            if batch // (dp * size) <= MOST_MICROBATCHES and self._pinned("microbatch_size", size)
+        ]
 
-    def _degrees(self, count: int) -> Iterator[tuple[int, int, int]]:
-        stages = self.most_stages()
-        for tp in self.tp_degrees():
-            if count % tp or not self._pinned("tp", tp):
-                continue
-            for pp in divisors(count // tp):
-                if pp <= stages and self._pinned("pp", pp):
-                    yield pp, tp, count // (tp * pp)
+    def _runs(self, pp: int, shares: list[tuple[int, int, int]]) -> Int:
+        """Columns dp, microbatch size, microbatches, schedule and stages of a rank."""
+        layouts = {count: self._layouts(pp, count) for count in {share[2] for share in shares}}
+        rows = [
+            (*share, SCHEDULE_NAMES.index(schedule), stages)
+            for share in shares
+            for schedule, stages in layouts[share[2]]
+        ]
+        return np.array(rows, dtype=np.int64).reshape(-1, 5).T
 
-    def _variants(
-        self, pp: int, tp: int, dp: int, size: int, microbatches: int
-    ) -> Iterator[Group]:
-        bucket_bytes = self._fix.get("bucket_bytes", Candidate().bucket_bytes)
-        recomputes = [mode for mode in RECOMPUTE if self._pinned("recompute", mode)]
-        for schedule, stages in self._layouts(pp, microbatches):
-            members = self._members(pp, tp, dp, min(microbatches, 2), schedule)
-            splits = SCHEDULES[schedule].splits_backward and "schedule" not in self._fix
-            for recompute, sequence_parallel in product(recomputes, self._sequence_choices(tp)):
-                if not members or (splits and recompute != "none"):
-                    continue
-                base = Candidate(
-                    pp=pp,
-                    tp=tp,
-                    dp_replicate=dp,
-                    microbatch_size=size,
-                    schedule=schedule,
-                    stages_per_rank=stages,
-                    recompute=recompute,
-                    sequence_parallel=sequence_parallel,
-                    bucket_bytes=bucket_bytes,
-                )
-                yield Group(base=base, microbatches=microbatches, size=members)
+    def _offered_tp(self) -> list[int]:
+        return [tp for tp in self.tp_degrees() if self._pinned("tp", tp)]
 
-    def _layouts(self, pp: int, microbatches: int) -> Iterator[tuple[str, int]]:
+    def _rows(self, pp: int, tp: int, runs: Int) -> Int:
+        """The rows of one pp and tp, columns as in GroupTable."""
+        most = self._problem.cluster.num_devices
+        if not self._lies_close(tp):
+            most = min(most, self._problem.devices_per_node)
+        runs = runs[:, pp * tp * runs[0] <= most]
+        recompute = [
+            index for index, mode in enumerate(RECOMPUTE) if self._pinned("recompute", mode)
+        ]
+        choices = list(product(recompute, self._sequence_choices(tp)))
+        degrees = np.array([[pp], [tp]], dtype=np.int64)
+        dials = np.array(choices, dtype=np.int64).reshape(-1, 2).T
+        rows = product_of(degrees, runs, dials)
+        if "schedule" not in self._fix:
+            splits = np.array([SCHEDULES[name].splits_backward for name in SCHEDULE_NAMES])
+            rows = rows[:, ~splits[rows[5]] | (rows[7] == RECOMPUTE.index("none"))]
+        sizes = self._sizes(pp, tp, rows)
+        return np.concatenate([rows, sizes[None]])[:, sizes > 0]
+
+    def _lies_close(self, tp: int) -> bool:
+        """Whether no tensor-parallel group of a large cluster spans more nodes than it must."""
+        per_node = self._problem.devices_per_node
+        wide = Candidate(tp=tp, dp_replicate=per_node)
+        return "tp" in self._fix or group_nodes(wide, "tp", per_node) == -(-tp // per_node)
+
+    def _sizes(self, pp: int, tp: int, rows: Int) -> Int:
+        """The number of members of each row."""
+        keys = np.stack([rows[2], np.minimum(rows[4], 2), rows[5]])
+        distinct, which = np.unique(keys, axis=1, return_inverse=True)
+        sizes = [
+            self._count(pp > 1, tp > 1, dp, count, SCHEDULE_NAMES[schedule])
+            for dp, count, schedule in distinct.T.tolist()
+        ]
+        return np.array(sizes, dtype=np.int64)[which.reshape(-1)]
+
+    def _layouts(self, pp: int, microbatches: int) -> list[tuple[str, int]]:
         """Schedules with the stages a rank holds; one for those that are bound alike."""
         if pp == 1 or microbatches == 1:  # every schedule is the same
-            if self._pinned("stages_per_rank", 1):
-                yield "1F1B", 1
-            return
+            return [("1F1B", 1)] if self._pinned("stages_per_rank", 1) else []
+        found = []
         for name, schedule in SCHEDULES.items():
             if name == "GPipe":
                 continue
@@ -162,7 +192,8 @@ class Space:
                 if self._pinned("stages_per_rank", stages) and not schedule_refusal(
                     name, pp, microbatches, stages
                 ):
-                    yield name, stages
+                    found.append((name, stages))
+        return found
 
     def _sequence_choices(self, tp: int) -> list[bool]:
         graph, choices = self._problem.graph, [False]
@@ -170,47 +201,121 @@ class Space:
             choices.append(True)
         return [value for value in choices if self._pinned("sequence_parallel", value)]
 
-    def _count_members(self, pp: int, tp: int, dp: int, microbatches: int, schedule: str) -> int:
-        stages = SCHEDULES[schedule].fewest_stages
-        base = Candidate(pp=pp, tp=tp, dp_replicate=dp, schedule=schedule, stages_per_rank=stages)
-        return len(self.members(Group(base=base, microbatches=microbatches, size=0)))
+    def _shards(self, dp: int) -> list[int]:
+        """What dp_shard may be."""
+        return [
+            shard
+            for shard in divisors(dp)
+            if self._pinned("dp_shard", shard) and self._pinned("dp_replicate", dp // shard)
+        ]
+
+    def _count_members(
+        self, pipelined: bool, divided: bool, dp: int, microbatches: int, schedule: str
+    ) -> int:
+        return sum(
+            len(self._ways(pipelined, divided, shard > 1, shard < dp, microbatches > 1, schedule))
+            for shard in self._shards(dp)
+        )
 
     def members(self, group: Group) -> list[Candidate]:
         """The candidates of a group, in order."""
-        base = group.base
-        is_plain = base.schedule == "1F1B" and base.pp > 1 and group.microbatches > 1
-        schedules = ("1F1B", "GPipe") if is_plain else (base.schedule,)
-        found = []
-        for shard in divisors(base.dp):
-            if not self._pinned("dp_shard", shard):
-                continue
-            if not self._pinned("dp_replicate", base.dp // shard):
-                continue
-            for schedule in (s for s in schedules if self._pinned("schedule", s)):
-                for zero, offload in product(
-                    self._zero_choices(base.pp, shard, group.microbatches),
-                    self._offload_choices(),
-                ):
-                    candidate = replace(
-                        base,
-                        dp_shard=shard,
-                        dp_replicate=base.dp // shard,
-                        schedule=schedule,
-                        zero=zero,
-                        offload=offload,
-                    )
-                    if not refusal(candidate):
-                        found.append(candidate)
-        return found
+        base, several = group.base, group.microbatches > 1
+        return [
+            replace(
+                base,
+                dp_shard=shard,
+                dp_replicate=base.dp // shard,
+                schedule=schedule,
+                zero=zero,
+                offload=offload,
+            )
+            for shard in self._shards(base.dp)
+            for schedule, zero, offload in self._ways(
+                base.pp > 1, base.tp > 1, shard > 1, shard < base.dp, several, base.schedule
+            )
+        ]
 
-    def _zero_choices(self, pp: int, shard: int, microbatches: int) -> list[int]:
+    def count(self, rows: Sequence[int], uses: Callable[[Candidate], bool]) -> int:
+        """How many candidates of these groups are `uses`, which asks which axes act."""
+        alike: dict[tuple[object, ...], int] = {}
+        total = 0
+        for row in rows:
+            group = self.group(row)
+            base = group.base
+            key = (
+                base.pp > 1, base.tp > 1, base.dp, group.microbatches > 1, base.schedule,
+                base.recompute,
+            )  # fmt: skip
+            if key not in alike:
+                alike[key] = sum(uses(candidate) for candidate in self.members(group))
+            total += alike[key]
+        return total
+
+    def knob_sizes(self) -> dict[str, int]:
+        """Distinct values of each knob in the space."""
+        table = self.table
+        sizes = {
+            knob: len(np.unique(getattr(table, knob)))
+            for knob in (
+                "pp", "tp", "microbatch_size", "recompute", "sequence_parallel", "stages_per_rank",
+            )
+        }  # fmt: skip
+        sizes["devices"] = len(np.unique(table.num_devices))
+        values: dict[str, set[object]] = {}
+        for row in self._unlike_rows():
+            for candidate in self.members(self.group(row)):
+                for knob in ("dp_replicate", "dp_shard", "zero", "schedule", "offload"):
+                    values.setdefault(knob, set()).add(getattr(candidate, knob))
+        sizes |= {knob: len(distinct) for knob, distinct in values.items()}
+        return dict(sorted(sizes.items()))
+
+    def _unlike_rows(self) -> list[int]:
+        """One group of each set of members."""
+        table = self.table
+        code = np.zeros(len(table), np.int64)
+        several = table.microbatches > 1
+        for column in (table.pp > 1, table.tp > 1, table.dp, several, table.schedule):
+            code = code * (int(column.max(initial=0)) + 1) + column
+        rows: list[int] = np.unique(code, return_index=True)[1].tolist()
+        return rows
+
+    def _find_ways(
+        self,
+        pipelined: bool,
+        divided: bool,
+        sharded: bool,
+        replicated: bool,
+        several: bool,
+        schedule: str,
+    ) -> list[Way]:
+        """What is offered of a composition; it depends on which axes act, not on how far."""
+        stages = SCHEDULES[schedule].fewest_stages
+        axes = Candidate(
+            pp=1 + pipelined,
+            tp=1 + divided,
+            dp_shard=1 + sharded,
+            dp_replicate=1 + replicated,
+            stages_per_rank=stages,
+        )
+        is_plain = schedule == "1F1B" and pipelined and several
+        schedules = ("1F1B", "GPipe") if is_plain else (schedule,)
+        return [
+            (name, zero, offload)
+            for name in schedules
+            if self._pinned("schedule", name)
+            for zero in self._zero_choices(pipelined, sharded, several)
+            for offload in self._offload_choices()
+            if not refusal(replace(axes, schedule=name, zero=zero, offload=offload))
+        ]
+
+    def _zero_choices(self, pipelined: bool, sharded: bool, several: bool) -> list[int]:
         """What dp_shard may shard: zero=1 differs from 2 only where microbatches add up."""
-        if shard == 1:
+        if not sharded:
             return [Candidate().zero]
-        if pp > 1:
+        if pipelined:
             choices = [3, 1]
         else:
-            choices = [3, 2, 1] if microbatches > 1 else [3, 2]
+            choices = [3, 2, 1] if several else [3, 2]
         return [zero for zero in choices if self._pinned("zero", zero)]
 
     def _offload_choices(self) -> list[str]:

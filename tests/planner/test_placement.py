@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.placement import (
@@ -38,6 +42,25 @@ def test_strides_follow_the_mesh_order():
 )
 def test_nodes_of_groups(axis, per_node, nodes):
     assert group_nodes(WIDE, axis, per_node) == nodes
+
+
+@given(st.tuples(*[st.integers(1, 4)] * 4), st.integers(1, 9))
+def test_nodes_of_groups_as_the_ranks_lie(degrees, per_node):
+    candidate = Candidate(
+        **dict(zip(("pp", "dp_replicate", "dp_shard", "tp"), degrees, strict=True))
+    )
+    places = list(product(*map(range, degrees)))
+    for axis, name in enumerate(("pp", "dp_replicate", "dp_shard", "tp")):
+        nodes: dict[tuple[int, ...], set[int]] = {}
+        for rank, place in enumerate(places):
+            group = place[:axis] + place[axis + 1 :]
+            nodes.setdefault(group, set()).add(rank // per_node)
+        assert group_nodes(candidate, name, per_node) == max(map(len, nodes.values()))
+    stage_ranks = len(places) // candidate.pp
+    for stage in range(candidate.pp):
+        ranks = range(stage * stage_ranks, (stage + 1) * stage_ranks)
+        crosses = any(r // per_node != (r + stage_ranks) % len(places) // per_node for r in ranks)
+        assert crosses_node(candidate, stage, per_node) == crosses
 
 
 def test_neighbouring_stages():

@@ -11,6 +11,7 @@ from claw_plan.planner.schedules import (
     INTERLEAVED,
     SCHEDULES,
     held_by_rank,
+    least_in_flight,
     rank_of_stage,
     schedule_actions,
     schedule_refusal,
@@ -185,6 +186,11 @@ def test_what_is_held_is_what_the_rows_hold(name, p, m, v):
         assert held == 0
         found = held_by_rank(name, rank, p, m, v)
         assert sum(found.flights) == most
+        recomputed = held_by_rank(name, rank, p, m, v, recomputes=True)
+        least = least_in_flight(name, p, m, v)[rank]
+        assert least <= min(most, sum(recomputed.flights))
+        if name in ("1F1B", "Interleaved1F1B"):
+            assert least == most
         assert all(late <= held for late, held in zip(found.late, found.flights, strict=True))
         if name == "1F1B":
             assert found.flights == (min(m, p - rank),)

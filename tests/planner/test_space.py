@@ -32,12 +32,22 @@ def runs(schedule, pp, stages, layers, count):
     return stages == (2 if schedule == "ZBVZeroBubble" else 1)
 
 
-def by_loops(layers, heads, counts, batch):
+def spans_too_many(tp, devices, most):
+    """Whether some tensor-parallel group lies on more nodes than one that starts a node does."""
+    groups = [range(first, first + tp) for first in range(0, most, tp)]
+    nodes = [len({rank // devices for rank in group}) for group in groups]
+    return max(nodes) > -(-tp // devices)
+
+
+def by_loops(layers, heads, nodes, devices, batch):
     """Every legal combination of knobs, those that cannot act at their neutral value."""
-    degrees = range(1, max(counts) + 1)
+    degrees = range(1, nodes * devices + 1)
     flags = (False, True)
     for pp, tp, replicate, shard in product(degrees, repeat=4):
-        if pp * tp * replicate * shard not in counts or heads % tp or pp > layers:
+        used = pp * tp * replicate * shard
+        if used > nodes * devices or heads % tp or pp > layers:
+            continue
+        if used > devices and spans_too_many(tp, devices, nodes * devices):
             continue
         for size in range(1, batch + 1):
             if batch % (replicate * shard * size):
@@ -70,14 +80,17 @@ def by_loops(layers, heads, counts, batch):
 
 @pytest.mark.parametrize("nodes, devices, batch", [(1, 4, 8), (2, 3, 6), (3, 2, 12)])
 def test_holds_every_legal_candidate_once(toys, nodes, devices, batch):
+    """Two heads on nodes of three devices: tp=2 is offered in one node only."""
     cluster = toys.cluster(nodes=nodes, devices=devices)
     problem = toys.problem(toys.graph(layers=6, heads=2), cluster, global_batch=batch)
     space = Space(problem, {})
-    counts = {*range(1, devices + 1), *range(devices, nodes * devices + 1, devices)}
     found = members(space)
     assert len(found) == len(set(found))
-    assert set(found) == set(by_loops(6, 2, counts, batch))
+    assert set(found) == set(by_loops(6, 2, nodes, devices, batch))
     assert sum(group.size for group in space.groups()) == len(found)
+    for knob, values in space.knob_sizes().items():
+        name = "num_devices" if knob == "devices" else knob
+        assert values == len({getattr(candidate, name) for candidate in found}), knob
 
 
 def test_the_host_of_a_cpu_is_no_other_memory_but_may_be_pinned(toys):

@@ -1,0 +1,217 @@
+"""Bounds on all groups of a space: times by table look-up, then cuts and memory for the promising.
+
+The crudest bound of a group, its work divided as evenly as no cut can, needs one figure for each
+microbatch, tensor-parallel degree and recompute. The next needs the cut of its chain, and with it
+comes a floor of its memory: what every member holds, however its data parallelism is done. A
+group above that floor is pruned whole.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.graph import Parameter
+from claw_plan.planner.group_table import SCHEDULE_NAMES, Int
+from claw_plan.planner.memory_states import CONTEXT_BYTES
+from claw_plan.planner.pipeline_bound import Chain, Pipelines, bound_pipelines
+from claw_plan.planner.problem import STORED_BYTES
+from claw_plan.planner.schedules import SCHEDULES, least_in_flight
+from claw_plan.planner.score import Scorer
+from claw_plan.planner.shards import local_numel, shard_numel
+from claw_plan.planner.space import Space
+from claw_plan.planner.supported import RECOMPUTE
+
+RUN = 512
+"""Groups cut together: few enough to leave the rest alone, enough for one compiled call."""
+
+
+def _numbered(*columns: Int) -> tuple[Int, Int]:
+    """The first row of each distinct combination, and which combination each row has."""
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, rows, which = np.unique(code, return_index=True, return_inverse=True)
+    return rows, which
+
+
+class GroupBounds:
+    """Bounds of the groups of one space, rows as in its table."""
+
+    def __init__(self, scorer: Scorer, space: Space) -> None:
+        self._scorer, self._space = scorer, space
+        self._problem, self._table = scorer.problem, space.table
+        table = self._table
+        splits = np.array([SCHEDULES[name].splits_backward for name in SCHEDULE_NAMES])
+        self._splits = splits[table.schedule]
+        self._places_v = np.array([SCHEDULES[name].places_v for name in SCHEDULE_NAMES])
+        self._is_recomputed = table.recompute != RECOMPUTE.index("none")
+        self._times_rows, self._times = _numbered(
+            table.tp, table.sequence_parallel, table.microbatch_size, table.recompute,
+            (self._splits & ~self._is_recomputed).astype(np.int64),
+        )  # fmt: skip
+        self._held_rows, self._held = _numbered(
+            table.tp, table.sequence_parallel, table.microbatch_size, table.recompute
+        )
+        self._stored_rows, self._stored = _numbered(table.tp, table.dp)
+        self._whole_rows, self._whole = _numbered(table.tp)
+
+    @cached_property
+    def even_ns(self) -> Int:
+        """The crudest bound of every group, as `Bounds.even_ns`."""
+        if not len(self._table):
+            return np.zeros(0, np.int64)
+        total = self._chain.times_ns[:, -1, -1][self._times]
+        work = self._table.microbatches * -(-total // self._table.pp)
+        return np.where(self._splits, work, np.maximum(total, work))
+
+    def cut(self, rows: Int) -> tuple[Int, NDArray[np.bool_]]:
+        """The path bound of the best cut of each row, and whether memory does not rule it out."""
+        table = self._table
+        layout_rows, layout = _numbered(
+            table.schedule[rows], table.pp[rows], table.microbatches[rows],
+            table.stages_per_rank[rows],
+        )  # fmt: skip
+        some = Pipelines(
+            pp=table.pp[rows],
+            stages_per_rank=table.stages_per_rank[rows],
+            microbatches=table.microbatches[rows],
+            places_v=self._places_v[table.schedule[rows]],
+            splits=self._splits[rows],
+            is_recomputed=self._is_recomputed[rows],
+            capacity_bytes=self._free_bytes(rows),
+            times=self._times[rows],
+            held=self._held[rows],
+            stored=self._stored[rows],
+            whole=self._whole[rows],
+            layout=layout,
+            flights=self._flights(rows[layout_rows]),
+        )
+        longest, may_fit = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        bound_pipelines(self._chain, some, longest, may_fit)
+        return longest, may_fit > 0
+
+    def least(self, chosen: NDArray[np.bool_]) -> tuple[int, int] | None:
+        """The least path bound of the chosen groups, and its row; cuts only where needed."""
+        rows = np.flatnonzero(chosen)
+        rows = rows[np.argsort(self.even_ns[rows], kind="stable")]
+        least: tuple[int, int] | None = None
+        for start in range(0, len(rows), RUN):
+            run = rows[start : start + RUN]
+            if least is not None and self.even_ns[run[0]] >= least[0]:
+                break
+            longest, _ = self.cut(run)
+            first = int(longest.argmin())
+            if least is None or longest[first] < least[0]:
+                least = int(longest[first]), int(run[first])
+        return least
+
+    def _flights(self, rows: Int) -> Int:
+        table = self._table
+        flights = np.zeros((len(rows), int(table.pp[rows].max())), np.int64)
+        for index, row in enumerate(rows.tolist()):
+            pp = int(table.pp[row])
+            name, count = SCHEDULE_NAMES[table.schedule[row]], int(table.microbatches[row])
+            per_rank = int(table.stages_per_rank[row])
+            flights[index, :pp] = least_in_flight(name, pp, count, per_rank)
+        return flights
+
+    def _free_bytes(self, rows: Int) -> Int:
+        """What a rank may use beside what every rank holds."""
+        distinct, which = np.unique(self._table.num_devices[rows], return_inverse=True)
+        problem, memory = self._problem, self._scorer.memory
+        context = 0 if problem.device.kind == "cpu" else CONTEXT_BYTES
+        base = context + problem.graph.buffer_bytes
+        free = [
+            memory.capacity_bytes(Candidate(dp_replicate=count)) - base
+            for count in distinct.tolist()
+        ]
+        return np.array(free, np.int64)[which]
+
+    def _base(self, row: int) -> Candidate:
+        return self._space.group(row).base
+
+    @cached_property
+    def _chain(self) -> Chain:
+        graph = self._problem.graph
+        last = len(graph.units) - 1
+        starts = [unit for unit in range(2, last) if unit not in graph.cut_refused]
+        times = [self._unit_times(self._base(row)) for row in self._times_rows.tolist()]
+        stored, shard = self._sharded_bytes()
+        return Chain(
+            edges=np.array([0, *starts, last + 1], np.int64),
+            times_ns=np.array(times, np.int64),
+            held_bytes=np.array(
+                [self._unit_bytes(self._base(row)) for row in self._held_rows.tolist()], np.int64
+            ),
+            stored_bytes=stored,
+            whole_bytes=self._whole_bytes(),
+            shard_bytes=shard,
+        )
+
+    def _unit_times(self, base: Candidate) -> list[list[int]]:
+        """Running totals in the columns that `pipeline_bound` names."""
+        times = self._scorer.bounds.unit_times(base)
+        columns = [*zip(*times, strict=True), [f + min(whole, i + w) for f, whole, i, w in times]]
+        return [[0, *accumulate(column)] for column in columns]
+
+    def _unit_bytes(self, base: Candidate) -> list[int]:
+        memory, units = self._scorer.memory, len(self._problem.graph.units)
+        return [0, *accumulate(unit.holds for unit in memory.units(base, 0, units))]
+
+    def _sharded_bytes(self) -> tuple[Int, Int]:
+        """Parameters as all of dp shards them, and their gradients."""
+        copy_bytes = self._problem.training.compute_bytes
+        copies = self._problem.trainer.keeps_compute_copy
+        stored, shard = [], []
+        for row in self._stored_rows.tolist():
+            tp, dp = int(self._table.tp[row]), int(self._table.dp[row])
+            parts = [(kind, shard_numel(kind, tp, dp)) for kind, _ in self._kinds]
+            stored.append(
+                [
+                    min(STORED_BYTES * part, copy_bytes * local_numel(kind, tp))
+                    if copies
+                    else STORED_BYTES * part
+                    for kind, part in parts
+                ]
+            )
+            shard.append([self._gradient_bytes * kind.trainable * part for kind, part in parts])
+        return self._over_units(stored), self._over_units(shard)
+
+    def _whole_bytes(self) -> Int:
+        """Gradients of which every rank holds the whole."""
+        degrees = self._table.tp[self._whole_rows].tolist()
+        element_bytes = self._gradient_bytes
+        return self._over_units(
+            [
+                [element_bytes * kind.trainable * local_numel(kind, tp) for kind, _ in self._kinds]
+                for tp in degrees
+            ]
+        )
+
+    @property
+    def _gradient_bytes(self) -> int:
+        return min(STORED_BYTES, self._problem.trainer.gradient_bytes)
+
+    def _over_units(self, of_kind: list[list[int]]) -> Int:
+        """Running totals over the units of a figure of each kind of parameter."""
+        counts = np.stack([counts for _, counts in self._kinds]) if self._kinds else None
+        figures = np.array(of_kind, np.int64)
+        units = len(self._problem.graph.units)
+        each = np.zeros((len(figures), units), np.int64) if counts is None else figures @ counts
+        return np.concatenate([np.zeros((len(figures), 1), np.int64), each.cumsum(1)], axis=1)
+
+    @cached_property
+    def _kinds(self) -> list[tuple[Parameter, Int]]:
+        """One parameter of each kind, and how many each unit is the first to use."""
+        found: dict[tuple[object, ...], tuple[Parameter, Int]] = {}
+        for parameter in self._problem.graph.parameters:
+            key = parameter.shape, parameter.tp_dim, parameter.trainable, parameter.is_expert
+            if key not in found:
+                found[key] = parameter, np.zeros(len(self._problem.graph.units), np.int64)
+            found[key][1][min(parameter.units, default=0)] += 1
+        return list(found.values())

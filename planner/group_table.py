@@ -1,0 +1,90 @@
+"""The groups of a space as columns, so that millions of candidates are counted and bound at once.
+
+A row stands for the candidates that compute alike; `space.Space` fills the table and turns a row
+into candidates, `group_bounds` bounds all rows together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.schedules import SCHEDULES
+from claw_plan.planner.supported import RECOMPUTE
+
+Int = NDArray[np.int64]
+
+SCHEDULE_NAMES = tuple(SCHEDULES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Candidates that compute alike. `base` carries the shared knobs, dp as dp_replicate.
+
+    Its schedule stands for those that bound alike: 1F1B for GPipe too.
+    """
+
+    base: Candidate
+    microbatches: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTable:
+    """One row a group. `schedule` and `recompute` index SCHEDULE_NAMES and RECOMPUTE.
+
+    `size` is the number of candidates of the group.
+    """
+
+    pp: Int
+    tp: Int
+    dp: Int
+    microbatch_size: Int
+    microbatches: Int
+    schedule: Int
+    stages_per_rank: Int
+    recompute: Int
+    sequence_parallel: Int
+    size: Int
+
+    def __len__(self) -> int:
+        return len(self.pp)
+
+    @property
+    def num_devices(self) -> Int:
+        """Devices that each group uses."""
+        return self.pp * self.tp * self.dp
+
+    def group(self, row: int, bucket_bytes: int) -> Group:
+        """The group of a row."""
+        base = Candidate(
+            pp=int(self.pp[row]),
+            tp=int(self.tp[row]),
+            dp_replicate=int(self.dp[row]),
+            microbatch_size=int(self.microbatch_size[row]),
+            schedule=SCHEDULE_NAMES[self.schedule[row]],
+            stages_per_rank=int(self.stages_per_rank[row]),
+            recompute=RECOMPUTE[self.recompute[row]],
+            sequence_parallel=bool(self.sequence_parallel[row]),
+            bucket_bytes=bucket_bytes,
+        )
+        return Group(base=base, microbatches=int(self.microbatches[row]), size=int(self.size[row]))
+
+
+def table_of(columns: list[Int]) -> GroupTable:
+    """The table of pieces [field, row] put behind each other."""
+    names = [field.name for field in fields(GroupTable)]
+    whole = np.concatenate(columns or [np.zeros((len(names), 0), np.int64)], axis=1)
+    return GroupTable(**dict(zip(names, whole, strict=True)))
+
+
+def product_of(*tables: Int) -> Int:
+    """Every combination of columns, one of each table [field, row], the last the fastest."""
+    found = tables[0]
+    for table in tables[1:]:
+        rows, others = found.shape[1], table.shape[1]
+        found = np.concatenate([np.repeat(found, others, axis=1), np.tile(table, rows)])
+    return found

@@ -1,0 +1,85 @@
+"""All groups at once against one at a time, and against every member."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from claw_plan.planner.group_bounds import GroupBounds
+from claw_plan.planner.memory import make_fits
+from claw_plan.planner.score import Scorer
+from claw_plan.planner.space import Space
+
+
+def random_problem(toys, rng):
+    graph = toys.graph(
+        layers=rng.choice([1, 2, 5, 6, 8]),
+        flops=rng.choice([10, 1000]),
+        hidden=rng.choice([10, 1000]),
+        width=rng.choice([8, 64]),
+        tied=rng.choice([False, True]),
+    )
+    cluster = toys.cluster(
+        nodes=rng.choice([1, 2]),
+        devices=rng.choice([1, 2, 3, 4]),
+        kind=rng.choice(["cuda", "cpu"]),
+        memory_bytes=rng.choice([9_000, 40_000, 200_000, 1 << 40])
+        + 1_800_000_000 * rng.choice([0, 1]),
+    )
+    return toys.problem(
+        graph,
+        cluster,
+        global_batch=rng.choice([4, 6, 8]),
+        precision=rng.choice(["float32", "bfloat16"]),
+    )
+
+
+def has_room(scorer, candidate):
+    """Whether the candidate fits with its best cut, or with any."""
+    path = scorer.bounds.stage_path(candidate)
+    if scorer.memory.fits(candidate, path.cuts):
+        return True
+    if candidate.pp == 1 or candidate.stages_per_rank > 1:
+        return False
+    return scorer.bounds.stage_path(candidate, make_fits(scorer.memory, candidate)) is not None
+
+
+def test_all_groups_are_bound_as_one_is(toys):
+    """Times equal those in Python; a group that is ruled out has no member that fits."""
+    rng, ruled_out, left = random.Random(0), 0, 0
+    for _ in range(12):
+        problem = random_problem(toys, rng)
+        scorer, space = Scorer(problem), Space(problem, {})
+        bounds = GroupBounds(scorer, space)
+        rows = np.arange(len(space.table))
+        paths, may_fit = bounds.cut(rows)
+        for row, group in enumerate(space.groups()):
+            assert bounds.even_ns[row] == scorer.bounds.even_ns(group.base), group.base
+            assert paths[row] == scorer.bounds.compute_ns(group.base), group.base
+            if may_fit[row]:
+                left += 1
+                continue
+            ruled_out += 1
+            assert not any(has_room(scorer, each) for each in space.members(group)), group.base
+    assert ruled_out > 100 and left > 100
+
+
+def test_the_least_of_some_groups(toys):
+    problem = toys.problem(toys.graph(layers=6), toys.cluster(nodes=2, devices=4))
+    scorer, space = Scorer(problem), Space(problem, {})
+    bounds = GroupBounds(scorer, space)
+    chosen = space.table.pp > 1
+    least, row = bounds.least(chosen)
+    assert chosen[row]
+    groups = [group.base for group in space.groups() if group.base.pp > 1]
+    assert least == min(scorer.bounds.compute_ns(base) for base in groups)
+    assert bounds.least(np.zeros(len(chosen), bool)) is None
+
+
+@pytest.mark.parametrize("fix", [{"pp": 4}, {"microbatch_size": 8}])
+def test_spaces_of_few_rows(toys, fix):
+    problem = toys.problem(cluster=toys.cluster(devices=4))
+    space = Space(problem, fix)
+    assert len(GroupBounds(Scorer(problem), space).even_ns) == len(space.table)

@@ -1,0 +1,91 @@
+"""The compiled cut against the one in Python, and memory floors written out by hand."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from claw_plan.planner.pipeline_bound import Chain, Pipelines, bound_pipelines, cut_evenly
+from claw_plan.planner.stage_cut import cut_chain
+
+TIMES = st.lists(st.integers(0, 20), min_size=3, max_size=12)
+
+
+@given(TIMES, st.integers(1, 5), st.data())
+def test_cuts_as_python_does(times, num_stages, data):
+    starts = [unit for unit in range(1, len(times)) if data.draw(st.booleans())]
+    first = np.empty(num_stages + 1, np.int64)
+    total = np.array([0, *accumulate(times)])
+    found = cut_evenly(total, np.array([0, *starts, len(times)]), first)
+    expected = cut_chain(times, num_stages, starts)
+    assert found == (expected is not None)
+    if expected is not None:
+        assert first.tolist() == [start for start, _ in expected] + [len(times)]
+
+
+def bound(pp, *, stages_per_rank=1, microbatches=4, capacity_bytes=1000, places_v=False):
+    """Four units of 1 ns forward and 2 ns backward that hold 10 bytes and store 100."""
+    units = np.arange(5)
+    columns = np.stack([units, 2 * units, 2 * units, 0 * units, 3 * units])
+    chain = Chain(
+        edges=np.arange(5),
+        times_ns=columns[None],
+        held_bytes=10 * units[None],
+        stored_bytes=100 * units[None],
+        whole_bytes=50 * units[None],
+        shard_bytes=5 * units[None],
+    )
+    zero = np.zeros(1, np.int64)
+    some = Pipelines(
+        pp=np.array([pp]),
+        stages_per_rank=np.array([stages_per_rank]),
+        microbatches=np.array([microbatches]),
+        places_v=np.array([places_v]),
+        splits=np.array([False]),
+        is_recomputed=np.array([False]),
+        capacity_bytes=np.array([capacity_bytes]),
+        times=zero,
+        held=zero,
+        stored=zero,
+        whole=zero,
+        layout=zero,
+        flights=np.array([[min(microbatches, pp - rank) for rank in range(pp)]]),
+    )
+    longest, may_fit = np.empty(1, np.int64), np.empty(1, np.int64)
+    bound_pipelines(chain, some, longest, may_fit)
+    return int(longest[0]), int(may_fit[0])
+
+
+@pytest.mark.parametrize(
+    ("pp", "more", "need"),
+    [
+        (1, {}, 4 * (100 + 10 + 5)),  # gradients of other microbatches are sharded
+        (1, {"microbatches": 1}, 4 * (100 + 10)),
+        (4, {}, 100 + 50 + 4 * 10),  # the first rank holds four microbatches, all gradients
+        (2, {"stages_per_rank": 2}, 2 * 100 + 2 * 50 + 2 * 10),  # on either of two stages
+        (2, {"stages_per_rank": 2, "places_v": True}, 2 * 100 + 2 * 50 + 2 * 10),
+    ],
+)
+def test_memory_is_ruled_out_one_byte_below_its_floor(pp, more, need):
+    assert bound(pp, capacity_bytes=need, **more)[1] == 1
+    assert bound(pp, capacity_bytes=need - 1, **more)[1] == 0
+
+
+def test_a_cut_that_is_not_the_best_may_be_the_one_that_fits():
+    """Two stages of 2 units need 2 x 150 + 2 x 20 and 2 x 150 + 20; 3 to the last need 480."""
+    assert bound(2, capacity_bytes=339)[1] == 0  # 340 and 320, but 180 and 480
+    assert bound(2, capacity_bytes=480)[1] == 1
+
+
+def test_the_path_of_equal_stages_is_the_closed_form():
+    """(m + p - 1) (F + B) of 1F1B; v stages a rank shorten the way in and out."""
+    assert bound(4)[0] == (4 + 4 - 1) * 3
+    assert bound(2, stages_per_rank=2)[0] == 4 * 6 + 3
+
+
+def test_more_stages_than_units_are_told():
+    assert bound(5) == (-1, -1)
