@@ -49,7 +49,7 @@ NOT_MODELLED = (
     "Routers are taken as balanced unless the row says otherwise; an imbalance of experts slows "
     "a step in proportion.",
     "Releases of one program differ by up to 1.7 times on the same plan; only Megatron-Bridge "
-    "before and from 26.06 are told apart.",
+    "before and from 26.06, and Megatron-LM of 2021 and of 2022, are told apart.",
     "Data loading, evaluation, checkpoints, and nodes that are slower than others.",
     "Clocks that fall under load: rates are those that training sustained.",
     "Congestion of a network shared with other jobs.",
