@@ -1,10 +1,10 @@
 """Which random numbers a rank draws in its forwards, so that dropout means what it should.
 
 Ranks that hold other samples or other stages draw other numbers; tensor-parallel ranks draw the
-same, for they compute the same. Under sequence parallelism each of them holds another part of the
-sequence inside the chain of blocks, so there they draw from a generator of their own (Korthikanti
-et al. 2022, arXiv 2205.05198; Megatron-LM's model-parallel generator). Not told apart: the heads
-that tensor-parallel ranks divide inside a block without sequence parallelism, whose masks repeat.
+same, for they compute the same. Where they do not, they draw from a generator of their own
+(Korthikanti et al. 2022, arXiv 2205.05198; Megatron-LM's model-parallel generator): on the heads
+and columns that they divide, and under sequence parallelism, where each holds another part of the
+sequence, everywhere inside the chain of blocks.
 """
 
 from __future__ import annotations
@@ -28,26 +28,29 @@ def seed_forwards(mesh: Mesh, seed: int) -> None:
 
 
 class OwnNumbers:
-    """Makes blocks draw numbers of this rank's own; what surrounds them draws the shared ones.
+    """Inside `with own_numbers:` this rank draws numbers of its own, afterwards the shared ones.
 
-    A block's numbers start from one that is drawn from the shared generator, so that the state of
-    that generator alone, as a checkpoint keeps it, determines all that follow. Recompute draws the
+    They start from a number that is drawn from the shared generator, so that the state of that
+    generator alone, as a checkpoint keeps it, determines all that follow. Recompute draws the
     same again: it puts back the state that the block's forward began with.
     """
 
-    def __init__(self, blocks: Sequence[nn.Module], index: int, device: torch.device) -> None:
+    def __init__(self, index: int, device: torch.device) -> None:
         self._index, self._device = index, device
         self._shared: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        for block in blocks:
-            block.register_forward_pre_hook(self._enter)
-            block.register_forward_hook(self._leave, always_call=True)
 
-    def _enter(self, *_: Any) -> None:
+    def inside(self, blocks: Sequence[nn.Module]) -> None:
+        """Makes the forwards of these blocks draw so."""
+        for block in blocks:
+            block.register_forward_pre_hook(self.__enter__)
+            block.register_forward_hook(self.__exit__, always_call=True)
+
+    def __enter__(self, *_: Any) -> None:
         seed = int(torch.randint(1 << 40, ()).item()) * RANKS + self._index
         self._shared.append((torch.get_rng_state(), self._device_state()))
         torch.manual_seed(seed)
 
-    def _leave(self, *_: Any) -> None:
+    def __exit__(self, *_: Any) -> None:
         host, device = self._shared.pop()
         torch.set_rng_state(host)
         if device is not None:

@@ -89,19 +89,18 @@ def make_rank_stages(
     model = build_whole(plan, loaded, precision)
     names, whole = first_names(model), whole_state(model)
     not_reached = _unreached(plan, loaded, model, precision)
-    stages, divided = {}, []
+    stages, divided, own_numbers = {}, [], OwnNumbers(mesh.index("tp"), device)
     for index, stage in _cut(plan, loaded, model, mesh.index("pp"), precision).items():
         start, end = stage_spans(plan)[index]
         blocks = plan.blocks[start:end]
         if knobs.tp > 1:
-            divided.append(divide_weights(plan, stage.model, blocks, mesh))
+            divided.append(divide_weights(plan, stage.model, blocks, mesh, own_numbers))
         stage.to(device)
         if knobs.recompute != "none":
             for block in blocks:
                 recompute(stage.model.get_submodule(block), knobs.recompute, precision)
         if knobs.sequence_parallel:
-            own = [stage.model.get_submodule(block) for block in blocks]
-            OwnNumbers(own, mesh.index("tp"), device)
+            own_numbers.inside([stage.model.get_submodule(block) for block in blocks])
         if shards:
             shard_stage(
                 stage,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch.nn as nn
 
@@ -17,9 +18,15 @@ from claw_plan.planner.vocabulary_parallel import STYLES, divide_vocabulary
 
 
 def divide_weights(
-    plan: Plan, model: nn.Module, blocks: Sequence[str], mesh: Mesh
+    plan: Plan,
+    model: nn.Module,
+    blocks: Sequence[str],
+    mesh: Mesh,
+    drawing: AbstractContextManager[None],
 ) -> TensorParallelModel:
     """Divides the weights of these blocks, and of tables and heads, over the tp axis, in place.
+
+    On its heads and columns a rank draws random numbers inside `drawing`.
 
     Under sequence parallelism the ends of the whole chain of blocks scatter and gather the
     sequence, on the stages that hold them.
@@ -31,7 +38,7 @@ def divide_weights(
         )
     ranks = OverProcessGroup(mesh.group("tp"))
     sequence = plan.knobs().sequence_parallel
-    divided = apply_rules(model, rules, ranks, sequence_parallel=sequence)
+    divided = apply_rules(model, rules, ranks, sequence_parallel=sequence, drawing=drawing)
     divide_vocabulary(model, _vocabulary_rules(plan), divided)
     first, last = plan.blocks[0], plan.blocks[-1]
     if sequence and first in blocks:

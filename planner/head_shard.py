@@ -14,6 +14,7 @@ fused weight: 3), each cut into `degree` chunks; a rank holds its chunk of every
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,9 @@ from claw_plan.planner.torch_private import below_subclasses, without_storage
 from claw_plan.planner.tp_autograd import Communicator, enter
 
 Handler = Callable[[Callable[..., Any], "Arguments"], Any]
+SHARED: AbstractContextManager[None] = nullcontext()
+"""Random numbers as they come, the same on all ranks."""
+
 HANDLERS: dict[str, Handler] = {}
 """Translations by the name of the torch function or method."""
 
@@ -52,14 +56,16 @@ class Division:
     """What the shards of one region have in common.
 
     `noted` hears of every size that the degree must divide, with the column linears it comes
-    from; `joined` hears of every whole tensor that meets a shard. `sealed` marks a tensor that
-    may be asked for its shape and go through column linears, and nothing else.
+    from; `joined` hears of every whole tensor that meets a shard. Random numbers are drawn inside
+    `drawing`. `sealed` marks a tensor that may be asked for its shape and go through column
+    linears, and nothing else.
     """
 
     ranks: Communicator
     where: str
     noted: Callable[[frozenset[str], int], None] | None = None
     joined: Callable[[torch.Tensor], None] | None = None
+    drawing: AbstractContextManager[None] = SHARED
     sealed: bool = False
 
     @property
@@ -117,6 +123,9 @@ class HeadShard(torch.Tensor):
         handler = HANDLERS.get(name)
         if handler is None or any(s.divided.division.sealed for s in arguments.shards()):
             raise arguments.refused("has no divided form here")
+        if arguments.draws():
+            with arguments.shards()[0].divided.division.drawing:
+                return handler(func, arguments)
         return handler(func, arguments)
 
     @classmethod
@@ -254,6 +263,14 @@ class Arguments:
     def shards(self) -> list[HeadShard]:
         """The divided tensors among the arguments."""
         return [value for value in self.values() if isinstance(value, HeadShard)]
+
+    def draws(self) -> bool:
+        """Whether the call draws random numbers."""
+        if self.name == "dropout":
+            return bool(self.get(1, "p", 0.5) and self.get(2, "training", True))
+        if self.name == "scaled_dot_product_attention":
+            return bool(self.get(4, "dropout_p", 0.0))
+        return self.name == "rand_like"
 
     def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
         """With every tensor replaced, also inside lists and tuples."""

@@ -10,6 +10,7 @@ as the model's author wrote it. `planner.tensor_parallel_search` finds the rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from claw_plan.planner import head_shard_ops, head_shard_views
 from claw_plan.planner.errors import PlanError, TensorParallelError
 from claw_plan.planner.graph import TensorParallelRule
 from claw_plan.planner.head_shard import (
+    SHARED,
     Division,
     HeadShard,
     Layout,
@@ -58,12 +60,14 @@ class TensorParallelModel:
 
     `sharded` has the divided parameters by name. `sequence_parallel_parameters` act on a part of
     the sequence on each rank: their gradients must be summed over the ranks before the optimizer
-    step. `remove` undoes everything when the whole parameters were kept.
+    step. Divided activations draw random numbers inside `drawing`. `remove` undoes everything
+    when the whole parameters were kept.
     """
 
     ranks: Communicator
     sharded: dict[str, ShardedParameter] = field(default_factory=dict)
     sequence_parallel_parameters: tuple[str, ...] = ()
+    drawing: AbstractContextManager[None] = SHARED
     undo: list[Callable[[], None]] = field(default_factory=list)
 
     def local_slice(self, name: str, whole: torch.Tensor) -> torch.Tensor:
@@ -98,13 +102,15 @@ def apply_rules(
     ranks: Communicator,
     *,
     sequence_parallel: bool = False,
+    drawing: AbstractContextManager[None] = SHARED,
 ) -> TensorParallelModel:
     """Divides the blocks, named as in `rules`, over `ranks`, in place.
 
-    With a `StandIn` for `ranks` the whole parameters are kept, so that `remove` restores them.
+    What divided activations draw (dropout on a rank's heads) is drawn inside `drawing`. With a
+    `StandIn` for `ranks` the whole parameters are kept, so that `remove` restores them.
     Raises PlanError when the degree does not divide what it must.
     """
-    result = TensorParallelModel(ranks=ranks)
+    result = TensorParallelModel(ranks=ranks, drawing=drawing)
     for name, block_rules in rules.items():
         check_degree(block_rules, ranks.degree)
         apply_to_block(model.get_submodule(name), name, block_rules, result, sequence_parallel)
@@ -134,7 +140,7 @@ def apply_to_block(
     """Divides one block; `noted` hears of every size that a degree must divide."""
     for members in regions_of(rules):
         where = ".".join(filter(None, (name, members.region)))
-        division = Division(ranks=result.ranks, where=where, noted=noted)
+        division = Division(ranks=result.ranks, where=where, noted=noted, drawing=result.drawing)
         region = _Region(
             division=division,
             columns=frozenset(rule.module for rule in members.columns),
