@@ -26,6 +26,7 @@ from torch.utils._pytree import register_dataclass, tree_leaves, tree_map, tree_
 
 __all__ = [
     "OpOverload",
+    "GROUPED_PRODUCTS",
     "TorchDispatchMode",
     "fake_mode",
     "know_dataclasses",
@@ -40,6 +41,10 @@ __all__ = [
 def fake_mode() -> FakeTensorMode:
     """Tensors without values; real ones that meet them count as fake."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+GROUPED_PRODUCTS = (torch._grouped_mm, torch.nn.functional.grouped_mm)
+"""Products of ragged groups; models of before torch 2.10 call the private name."""
+
+
 
 
 def know_dataclasses(tree: Any) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.recompute import recompute
+from claw_plan.executor.torch_private import fake_mode
 from claw_plan.executor.whole_model import DOUBLE
 
 
@@ -33,3 +36,43 @@ def test_what_is_recomputed_in_backward_stays_double_too() -> None:
         block(x).sum().backward()
     expected = torch.ones(2, dtype=torch.float64).exp()
     torch.testing.assert_close(x.grad, expected * expected.cos(), rtol=0, atol=1e-14)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+SHAPES = [
+    ((12, 4), (4, 4, 8)),  # rows of each expert, as in its forward
+    ((4, 12), (12, 8)),  # and its weight's gradient
+    ((4, 8, 4), (4, 12)),
+    ((4, 2, 4), (4, 4, 8)),
+]
+
+
+@pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES)
+def test_grouped_products_are_those_of_torch_in_double(
+    a_shape: tuple[int, ...], b_shape: tuple[int, ...]
+) -> None:
+    """Against torch's own in single; one of the groups is empty."""
+    a, b = normal(*a_shape), normal(*b_shape)
+    ragged = len(a_shape) + len(b_shape) < 6
+    offs = torch.tensor([3, 3, 8, 12], dtype=torch.int32) if ragged else None
+    with DoubleMode():
+        product = F.grouped_mm(a, b, offs=offs)
+        private = torch._grouped_mm(a, b, offs=offs)
+    expected = F.grouped_mm(a.float(), b.float(), offs=offs)
+    assert product.dtype == torch.float64 and torch.equal(product, private)
+    torch.testing.assert_close(product.float(), expected, rtol=1e-5, atol=1e-5)
+    weights = torch.randn_like(expected)
+    ours = torch.autograd.grad((product * weights).sum(), (a, b))
+    theirs = torch.autograd.grad((expected * weights).sum(), (a, b))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_grouped_products_need_no_values() -> None:
+    with fake_mode(), DoubleMode():
+        a, b = (torch.empty(shape, dtype=torch.float64) for shape in SHAPES[0])
+        ends = torch.empty(4, dtype=torch.int32)
+        assert F.grouped_mm(a, b, offs=ends).shape == (12, 8)
