@@ -65,7 +65,7 @@ def live() -> dict[int, StorageWeakRef]:
     """Every storage that a tensor of this process holds."""
     found = {}
     for tensor in gc.get_objects():
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta:
             storage = tensor.untyped_storage()
             found[storage._cdata] = StorageWeakRef(storage)
     return found

@@ -172,8 +172,8 @@ class ParallelModel:
 
     def global_loss(self, own: torch.Tensor) -> float:
         """Mean over the global batch of what the ranks with a loss saw; the same on all ranks."""
-        total = own.to(torch.float64) if self.has_loss else torch.zeros(1).double()
-        total = total.reshape(1).to(self.device)
+        seen = own if self.has_loss else torch.zeros(1, dtype=torch.float64)
+        total = seen.to(self.device, torch.float64).reshape(1)
         dist.all_reduce(total)
         return total.item() / (self.knobs.dp * self.mesh.sizes["tp"])
 

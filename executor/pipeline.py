@@ -66,6 +66,8 @@ class RecordedStage(PipelineStage):
         self._buffers_before = [buffer.clone() for buffer in self.submod.buffers()]
 
     def _restore_buffers(self) -> None:
+        if not self._buffers_before:
+            return
         with torch.no_grad():
             for buffer, value in zip(self.submod.buffers(), self._buffers_before, strict=False):
                 buffer.copy_(value)
@@ -169,6 +171,7 @@ def make_pipeline(
     count, num_ranks = schedule.num_microbatches, stages[0].group_size
     rows = schedule_actions(schedule.name, num_ranks, count, schedule.stages_per_rank)
     losses: list[torch.Tensor] = []
+    nothing = torch.zeros((), dtype=torch.double, device=device)
 
     def part_of_mean(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         losses.append(loss.detach())
@@ -177,25 +180,15 @@ def make_pipeline(
     runtime = pipeline_runtime(
         stages, [[str(action) for action in row] for row in rows], count, part_of_mean
     )
-    has_loss = any(stage.is_last for stage in stages)
     for stage in stages:
         stage.remember_buffers()
 
     def run(microbatches: list[Batch]) -> torch.Tensor:
-        # The runtime hands each loss a target; ours are in the batch, so it gets a place holder.
-        target = torch.empty(count) if has_loss else None
-        whole = {
-            name: torch.cat([batch[name] for batch in microbatches]) for name in microbatches[0]
-        }
-        runtime.step(
-            **whole,  # type: ignore[arg-type]
-            target=target,
-            return_outputs=False,
-        )
+        runtime.run(microbatches)
         # Before its first step the runtime calls the loss once more, to learn shapes.
-        own = losses[-count:] or [torch.zeros((), device=device)]
+        own = losses[-count:]
         losses.clear()
-        return torch.stack(own).double().sum() / count
+        return torch.stack(own).double().sum() / count if own else nothing
 
     return run
 

@@ -40,7 +40,8 @@ class Recording:
     that own parameters. `carried` maps a module to (its gap, the last block that reads it).
     `relayed` maps a cut (the block after it) to modules whose results cross it beside the hidden
     state, `around` to one whose result goes around it and cannot be sent. `unused` are modules
-    outside the blocks that are never called and whose parameters the loss does not reach.
+    outside the blocks that are never called and whose parameters the loss does not reach. The
+    results of `changed` are changed in place after they were returned.
     """
 
     blocks: tuple[str, ...]
@@ -51,6 +52,7 @@ class Recording:
     relayed: dict[int, list[str]] = field(default_factory=dict)
     around: dict[int, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    changed: frozenset[str] = frozenset()
 
     def crossing(self, cut: int) -> tuple[str, ...]:
         """The modules whose results are sent over a cut before block `cut`.
@@ -122,6 +124,8 @@ class _Recorder:
         """Tensor id to its maker, the maker's gap, and the tensor (held: ids are used again)."""
         self._nodes: list[tuple[str, int, list[Any]]] = []
         """A call's module, its gap, and the autograd nodes of what it returned."""
+        self._returned: list[tuple[str, torch.Tensor, int]] = []
+        """A call's module, a tensor that it returned, and how often that had been changed."""
         self._owners = {
             name
             for name, module in model.named_modules()
@@ -140,6 +144,9 @@ class _Recorder:
         for cut in range(1, len(self.recording.blocks)):
             self._relay(cut, loss)
         self.recording.unused = self._unused(loss)
+        self.recording.changed = frozenset(
+            name for name, tensor, version in self._returned if tensor._version > version
+        )
         return self.recording
 
     @contextmanager
@@ -193,6 +200,7 @@ class _Recorder:
             if maker is None or not self._can_be_sent(maker[0]):  # what is around it may be
                 self._made[id(tensor)] = (name, gap, tensor)
         self._nodes.append((name, gap, [tensor.grad_fn for tensor in tensors]))
+        self._returned += [(name, tensor, tensor._version) for tensor in tensors]
         self.recording.outputs[name] = tree_map_only(torch.Tensor, _shape_of, output)
         self.recording.crosses[name] = [tensor.requires_grad for tensor in tensors]
         if name in self._names:

@@ -2,10 +2,10 @@
 
 A `Stage` of blocks [start, end) is the user's own model, changed at foreign places only:
 
-- blocks before `start` return zeros of their shape, which take no memory; the result of block
-  start - 1 is replaced by what was received from the stage before;
+- blocks before `start`, and other modules that own parameters and are called before or after the
+  stage's part, return zeros of their shape, made once, that take no memory;
+- the result of block start - 1 is replaced by what was received from the stage before;
 - block `end` raises, and the stage answers with what must be sent on;
-- other modules that own parameters and are called before or after the stage's part return zeros;
 - what owns no parameter (masks, rotary tables) runs again on every stage.
 
 The absent modules are dropped and their memory with them. Nothing that stays is wrapped, so
@@ -51,17 +51,26 @@ class _StandIn(nn.Module):
 class _Absent(_StandIn):
     """Stands for a module that runs on an earlier or later stage."""
 
-    def __init__(self, original: nn.Module, recorded: Any, *, is_block: bool) -> None:
+    def __init__(self, original: nn.Module, recorded: Any, *, is_changed: bool) -> None:
         super().__init__(original)
         self._recorded = recorded
-        self._is_block = is_block
+        self._is_changed = is_changed
+        self._made: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        device = _device_of((args, kwargs))
-        # One element seen at every index costs nothing; but what is no block may be changed in
-        # place by the model (dropout after an embedding), which such a view does not allow.
-        make = _zero_view if self._is_block else _zeros
-        return tree_map_only(torch.Tensor, partial(make, device=device), self._recorded)
+        if self._made is None:
+            # One element seen at every index costs nothing; but what the model changes in place
+            # (dropout after an embedding) must be there in full, and anew each time.
+            make = partial(_zeros if self._is_changed else _zero_view, _device_of((args, kwargs)))
+            made = tree_map_only(torch.Tensor, make, self._recorded)
+            if self._is_changed:
+                return made
+            self._made = made
+        return _in_own_containers(self._made)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        self._made = None  # it lies where the module lay before
+        return super()._apply(fn, recurse)
 
 
 class _Leave(_StandIn):
@@ -101,27 +110,34 @@ class Stage(nn.Module):
         self._exit = recording.crossing(end) if end < len(blocks) else ()
         for name, gaps in recording.gaps.items():
             if not any(start <= gap < end or gap == end == len(blocks) for gap in gaps):
-                self._drop(name, recording.outputs[name], is_block=False)
+                self._drop(name, recording)
         for name in recording.unused if start > 0 else ():  # kept on the first stage alone
-            self._drop(name, None, is_block=False)
+            self._drop(name, recording)
         for index, name in enumerate(blocks):
             if index < start:
-                self._drop(name, recording.outputs[name], is_block=True)
+                self._drop(name, recording)
             elif index >= end:
                 self.model.set_submodule(name, _Leave(self.model.get_submodule(name)))
         for name in {*self._entry, *self._exit}:
             module = self.model.get_submodule(name)
-            module.register_forward_hook(partial(self._pass_on, name))
+            changed = name in recording.changed
+            module.register_forward_hook(partial(self._pass_on, name, is_changed=changed))
 
-    def _drop(self, name: str, recorded: Any, *, is_block: bool) -> None:
-        original = self.model.get_submodule(name)
-        self.model.set_submodule(name, _Absent(original, recorded, is_block=is_block))
+    def _drop(self, name: str, recording: Recording) -> None:
+        absent = _Absent(
+            self.model.get_submodule(name),
+            recording.outputs.get(name),
+            is_changed=name in recording.changed,
+        )
+        self.model.set_submodule(name, absent)
 
-    def _pass_on(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+    def _pass_on(
+        self, name: str, module: nn.Module, args: Any, output: Any, *, is_changed: bool
+    ) -> Any:
         passed = self._received.get(name, output)
-        # In containers of its own: the model may go on to change those it was given.
-        self._values[name] = tree_map(lambda leaf: leaf, passed)
-        return passed
+        self._values[name] = _in_own_containers(passed)
+        # What the model changes in place must be sent on as it was, and may not be a leaf.
+        return tree_map_only(torch.Tensor, torch.clone, passed) if is_changed else passed
 
     def forward(self, *received: torch.Tensor, **batch: torch.Tensor) -> Any:
         """Takes what the stage before sent, and the model's own inputs by name."""
@@ -167,9 +183,14 @@ def _device_of(tree: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def _zeros(recorded: torch.Tensor, *, device: torch.device) -> torch.Tensor:
+def _in_own_containers(tree: Any) -> Any:
+    """The same leaves; the model may go on to change containers it was given."""
+    return tree if isinstance(tree, torch.Tensor) else tree_map(lambda leaf: leaf, tree)
+
+
+def _zeros(device: torch.device, recorded: torch.Tensor) -> torch.Tensor:
     return torch.zeros(recorded.shape, dtype=recorded.dtype, device=device)
 
 
-def _zero_view(recorded: torch.Tensor, *, device: torch.device) -> torch.Tensor:
+def _zero_view(device: torch.device, recorded: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=recorded.dtype, device=device).expand(recorded.shape)

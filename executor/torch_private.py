@@ -6,7 +6,8 @@ Checked against torch 2.13.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import register_dataclass, tree_leaves, tree_map, tree_map_only
 
 __all__ = [
-    "OpOverload",
     "GROUPED_PRODUCTS",
+    "OpOverload",
+    "PipelineRuntime",
     "TorchDispatchMode",
     "fake_mode",
     "know_dataclasses",
@@ -35,16 +37,17 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_map_only",
+    "watch_dispatched",
 ]
+
+
+GROUPED_PRODUCTS = (torch._grouped_mm, torch.nn.functional.grouped_mm)
+"""Products of ragged groups; models of before torch 2.10 call the private name."""
 
 
 def fake_mode() -> FakeTensorMode:
     """Tensors without values; real ones that meet them count as fake."""
     return FakeTensorMode(allow_non_fake_inputs=True)
-GROUPED_PRODUCTS = (torch._grouped_mm, torch.nn.functional.grouped_mm)
-"""Products of ragged groups; models of before torch 2.10 call the private name."""
-
-
 
 
 def know_dataclasses(tree: Any) -> None:
@@ -55,19 +58,37 @@ def know_dataclasses(tree: Any) -> None:
             know_dataclasses(leaf)
 
 
+class PipelineRuntime(_PipelineScheduleRuntime):
+    """PyTorch's interpreter of action text, given microbatches that are apart already.
+
+    Its own `step` would split a whole batch, and targets beside it, once more.
+    """
+
+    _NO_TARGET = torch.empty(0)
+    """The model finds its own loss: what the loss function gets as target says nothing."""
+
+    def run(self, microbatches: list[dict[str, torch.Tensor]]) -> None:
+        """All actions of this rank; microbatches are what stages are called with."""
+        for stage in self._stages:
+            stage.has_backward = self._has_backward
+            stage.clear_runtime_states()
+        targets = [self._NO_TARGET] * len(microbatches)
+        self._step_microbatches(kwarg_mbs=microbatches, target_mbs=targets, return_outputs=False)
+
+
 def pipeline_runtime(
     stages: Sequence[PipelineStage],
     rows: Sequence[Sequence[str]],
     num_microbatches: int,
     loss_fn: Callable[[Any, Any], torch.Tensor],
-) -> _PipelineScheduleRuntime:
-    """PyTorch's interpreter of action text, with all that is no computation added to the rows.
+) -> PipelineRuntime:
+    """The runtime of these rows, with all that is no computation added to them.
 
     Each stage is gathered before its first action and stays so until its last; torch's default
     would drop stages again on ranks that hold more than three. Gradients are not divided by the
     number of microbatches: the loss already is.
     """
-    runtime = _PipelineScheduleRuntime(
+    runtime = PipelineRuntime(
         list(stages), n_microbatches=num_microbatches, loss_fn=loss_fn, scale_grads=False
     )
     actions: dict[int, list[_Action | None]] = {
@@ -91,3 +112,32 @@ def own_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(offsets, sizes) of this rank's part in the tensor that the DTensor stands for."""
     [chunk] = tensor.__create_chunk_list__()
     return tuple(chunk.offsets), tuple(chunk.sizes)
+
+
+@contextmanager
+def watch_dispatched(
+    names: Mapping[str, str], saw: Callable[[str, Sequence[Any]], None]
+) -> Iterator[None]:
+    """Calls `saw` with names[operator] and the arguments of each of these c10d operators.
+
+    Also of those that C++ calls. Each call is handed on below autograd, where it belongs.
+    """
+    after = torch._C._after_autograd_keyset
+
+    def watching(name: str) -> Callable[..., Any]:
+        operator = getattr(torch.ops.c10d, name).default
+
+        def call(keys: Any, *args: Any) -> Any:
+            saw(names[name], args)
+            return operator.redispatch(keys & after, *args)
+
+        return call
+
+    library = torch.library.Library("c10d", "IMPL")
+    try:
+        for name in names:
+            for device in ("AutogradCPU", "AutogradCUDA"):
+                library.impl(name, watching(name), device, with_keyset=True)
+        yield
+    finally:
+        library._destroy()

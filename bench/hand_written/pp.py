@@ -37,26 +37,29 @@ def make(model: nn.Module, microbatch: int) -> Step:
     part = Part(model, rank, ranks)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-3)
     schedule: Schedule1F1B | None = None
+    losses: list[torch.Tensor] = []
 
-    def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
+    def share_of_loss(logits: torch.Tensor, targets: torch.Tensor, count: int) -> torch.Tensor:
+        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
+        losses.append(loss.detach())
+        return loss / count
 
     def step(batch: dict[str, torch.Tensor]) -> float:
         nonlocal schedule
+        count = len(batch["ids"]) // microbatch
         if schedule is None:
             stage = PipelineStage(part, rank, ranks, torch.device("cpu"))
-            count = len(batch["ids"]) // microbatch
             schedule = Schedule1F1B(
-                stage, count, scale_grads=False, loss_fn=lambda *of: loss_of(*of) / count
+                stage, count, scale_grads=False, loss_fn=lambda *of: share_of_loss(*of, count)
             )
-        losses: list[torch.Tensor] = []
         inputs = (batch["ids"],) if rank == 0 else ()
         target = batch["targets"] if rank == ranks - 1 else None
-        schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+        schedule.step(*inputs, target=target, return_outputs=False)
         optimizer.step()
         optimizer.zero_grad()
-        total = torch.stack(losses).double().sum().detach() if losses else torch.zeros(())
-        total = total.double().reshape(1)
+        own, losses[:] = losses[-count:], []  # once more on the first step, to learn shapes
+        total = torch.stack(own).double().sum() / count if own else torch.zeros(1, dtype=torch.float64)
+        total = total.reshape(1)
         dist.all_reduce(total)
         return total.item()
 

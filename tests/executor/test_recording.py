@@ -56,6 +56,24 @@ def test_a_skip_connection_is_relayed_over_the_cuts_it_goes_around_and_no_other(
     ]
 
 
+class Changing(Chain):
+    """Changes results in place: directly, by a module, through a view."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        hidden *= 2
+        hidden = nn.functional.relu(self.blocks[0](hidden), inplace=True)
+        hidden = self.blocks[1](hidden)
+        hidden[:, 0].zero_()
+        hidden = self.blocks[3](self.blocks[2](hidden).relu())
+        return self.head(hidden).mean()
+
+
+def test_results_that_are_changed_in_place_are_told_from_others() -> None:
+    assert recorded(Changing()).changed == {"first", "blocks.0", "blocks.1"}
+    assert recorded(Chain()).changed == frozenset()
+
+
 class Gathered(Chain):
     """The loss reads what a layer inside each block made."""
 

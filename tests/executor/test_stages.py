@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from claw_plan.executor.recording import record
 from claw_plan.executor.stages import Stage
@@ -169,6 +170,51 @@ class Reading(TiedGPT):
 
 def test_settings_of_modules_elsewhere_can_be_read() -> None:
     assert_equal_to_whole(Reading, BLOCKS, [1, 3], TOKENS)
+
+
+class InPlace(TiedGPT):
+    """Changes in place what stages before made."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(x)
+        hidden += self.position[: x.shape[1]]
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=hidden.dtype).tril()
+        for block in self.blocks:
+            hidden, _ = block(hidden, mask=mask)
+            hidden.mul_(0.5)
+        logits = self.head(self.norm(hidden))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), x.flatten())
+
+
+@pytest.mark.parametrize("cuts", [[2], [1, 2, 3]])
+def test_models_may_change_results_in_place(cuts: list[int]) -> None:
+    assert_equal_to_whole(InPlace, BLOCKS, cuts, TOKENS)
+
+
+class Counted(TorchDispatchMode):
+    """Names of the kernels that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_stand_ins_for_other_stages_are_made_once() -> None:
+    _, stage = made_stages(TiedGPT, BLOCKS, [2], TOKENS)[0]
+    received = torch.randn(2, 6, WIDTH, dtype=torch.double)
+    with Counted() as first:
+        stage(received, **TOKENS)
+    with Counted() as second:
+        stage(received, **TOKENS)
+    assert first.names - second.names == {"zeros"}
+    moved = stage.to(torch.float64)  # to where the stage lies then
+    with Counted() as third:
+        moved(received, **TOKENS)
+    assert third.names == first.names
 
 
 class UNet(nn.Module):
