@@ -7,10 +7,13 @@ message and line are kept, the traceback through this program is not.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import logging
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -23,6 +26,9 @@ LONGEST_MESSAGE = 300
 
 _siblings: dict[str, Path] = {}
 """Modules that model files imported from their own folders: name -> folder."""
+
+_added: list[str] = []
+"""Folders of model files that sys.path did not have before."""
 
 
 class ForeignCode:
@@ -93,30 +99,87 @@ class ForeignCode:
 
 
 def import_file(path: Path) -> ModuleType:
-    """The file as a module of a private name, with its own folder on sys.path as `python` does."""
+    """The file as a module, with its own folder on sys.path as `python` does.
+
+    A file that imports from the package it lies in is imported as a part of that package.
+    """
     file = path.resolve()
-    folder = file.parent
-    _forget_siblings_of_others(folder)
+    with ForeignCode(path, "importing it"):
+        try:
+            return _import_alone(file)
+        except ImportError as error:
+            if not _misses_package(error, file):
+                raise
+        return _import_in_package(file)
+
+
+def _import_alone(file: Path) -> ModuleType:
+    """Under a private name, so that it shadows nothing."""
     name = f"_claw_plan_model_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # a .py file always has a loader
     module = importlib.util.module_from_spec(spec)
-    if str(folder) in sys.path:
-        sys.path.remove(str(folder))
-    sys.path.insert(0, str(folder))
-    before = set(sys.modules)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up here
-    with ForeignCode(path, "importing it"):
-        spec.loader.exec_module(module)
-    for new in set(sys.modules) - before:
-        origin = getattr(sys.modules[new], "__file__", None)
-        if origin and Path(origin).resolve().is_relative_to(folder):
-            _siblings[new] = folder
+    with _on_path(file.parent, file.parent):
+        sys.modules[name] = module  # dataclasses and pickle look a class's module up here
+        try:
+            spec.loader.exec_module(module)
+        except ImportError:
+            del sys.modules[name]
+            raise
     return module
 
 
-def _forget_siblings_of_others(folder: Path) -> None:
+def _misses_package(error: ImportError, file: Path) -> bool:
+    """Whether the error is that of a file of a package that was run without it."""
+    names = _package_of(file)
+    own = names and (error.name or "").partition(".")[0] == names[0]
+    return bool(own or (names and "attempted relative import" in str(error)))
+
+
+def _import_in_package(file: Path) -> ModuleType:
+    names = _package_of(file)
+    root = file.parents[len(names)]
+    with _on_path(root, root / names[0]):
+        last = () if file.stem == "__init__" else (file.stem,)
+        return importlib.import_module(".".join((*names, *last)))
+
+
+def _package_of(file: Path) -> list[str]:
+    """The packages around the file, outermost first."""
+    names: list[str] = []
+    for folder in file.parents:
+        if not (folder / "__init__.py").is_file():
+            break
+        names.insert(0, folder.name)
+    return names
+
+
+@contextmanager
+def _on_path(folder: Path, own: Path) -> Iterator[None]:
+    """`folder` first on sys.path; what is imported from `own` is forgotten for other models."""
+    _forget_others(folder)
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    else:
+        _added.append(str(folder))
+    sys.path.insert(0, str(folder))
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for new in set(sys.modules) - before:
+            origin = getattr(sys.modules[new], "__file__", None)
+            is_own = origin and Path(origin).resolve().is_relative_to(own)
+            if is_own and "site-packages" not in own.parts:
+                _siblings[new] = folder
+
+
+def _forget_others(folder: Path) -> None:
     """Two model folders may each have a `gpt.py`: the second must not get the first one's."""
     for name in [name for name, home in _siblings.items() if home != folder]:
         sys.modules.pop(name, None)
         del _siblings[name]
+    for other in [added for added in _added if added != str(folder)]:
+        _added.remove(other)
+        if other in sys.path:
+            sys.path.remove(other)

@@ -25,6 +25,32 @@ def test_a_file_imports_its_sibling_and_not_another_folders(tmp_path: Path) -> N
     assert import_file(tmp_path / "two" / "model.py").NAME == "two"
 
 
+def test_a_file_of_a_package_is_imported_as_its_part(tmp_path: Path) -> None:
+    """By relative names and by those of the package; two packages may have the same names."""
+    for repository, text in (
+        ("one", "from .parts import NAME"),
+        ("two", "from nets.inner.parts import NAME"),
+    ):
+        folder = tmp_path / repository / "nets"
+        for part in (folder, folder / "inner"):
+            part.mkdir(parents=True)
+            write(part / "__init__.py", "")
+        write(folder / "inner" / "parts.py", f"NAME = {repository!r}")
+        write(folder / "inner" / "model.py", f"{text}\nclass Net: pass")
+    for repository in ("one", "two", "one"):
+        module = import_file(tmp_path / repository / "nets" / "inner" / "model.py")
+        assert (module.NAME, module.__name__) == (repository, "nets.inner.model")
+        assert module.Net.__module__ == module.__name__
+
+
+def test_what_a_part_of_a_package_lacks_is_said_as_ever(tmp_path: Path) -> None:
+    write(tmp_path / "nets" / "__init__.py", "")
+    file = write(tmp_path / "nets" / "model.py", "from . import other\nimport no_such_module_here")
+    write(tmp_path / "nets" / "other.py", "")
+    with pytest.raises(TraceError, match=r"No module named 'no_such_module_here' .*install"):
+        import_file(file)
+
+
 def test_dataclasses_with_postponed_annotations_work(tmp_path: Path) -> None:
     text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
     text += "@dataclass\nclass Config:\n    layers: int = 3\n"
