@@ -2,7 +2,7 @@
 
     bench/kill.py --kills 50 [--starter torchrun] [--timeout 10] [--seed 0] [--plans tp x dp]
 
-Each kill takes one of the PLANS of four ranks. A moment is a random delay after one of the events
+Each kill takes one of the PLANS. A moment is a random delay after one of the events
 of a run: the process starts, the ranks meet, join, look at the machines, build the model (or load
 a checkpoint), begin a step, begin to write a checkpoint. The killed run is then resumed from its
 latest checkpoint, sometimes killed again, and at last compared with a run that nobody disturbed:
@@ -14,6 +14,7 @@ was not answered as promised.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import re
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from killed_run import BATCH, EVERY, RANKS, STEPS, Attempt, Starter
+from killed_run import BATCH, EVERY, STEPS, Attempt, Starter
 
 from claw_plan.executor.checkpoint import read, stored_in
 from claw_plan.executor.checkpoint_folder import CHECKPOINTS, checkpoints_in, read_header
@@ -43,6 +44,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "tp x dp": {"tp": 2, "dp_replicate": 2},
     "pp x fsdp": {"pp": 2, "dp_shard": 2, "zero": 1},
     "pp x tp": {"pp": 2, "tp": 2},
+    "two": {"dp_shard": 2},
 }
 AXES = {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": 1, "microbatch_size": 1}
 
@@ -155,8 +157,12 @@ def tell(folder: Path, options: argparse.Namespace) -> list[Story]:
     while sum(len(story.kills) for story in stories) < options.kills:
         name = options.plans[len(stories) % len(options.plans)]
         if name not in starters:
-            plan = planned(folder, name)
-            starters[name] = Starter(name=options.starter, plan=plan, timeout_s=options.timeout)
+            starters[name] = Starter(
+                name=options.starter,
+                plan=planned(folder, name),
+                ranks=math.prod(size for axis, size in PLANS[name].items() if axis in AXES),
+                timeout_s=options.timeout,
+            )
             undisturbed[name] = Undisturbed(starters[name], folder / name.replace(" ", "-"))
         here = folder / f"story-{len(stories)}"
         story = one_story(name, starters[name], undisturbed[name], here, chance)
@@ -166,7 +172,7 @@ def tell(folder: Path, options: argparse.Namespace) -> list[Story]:
 
 
 def planned(folder: Path, name: str) -> Path:
-    """Writes a plan for four CPU ranks."""
+    """Writes a plan for CPU ranks of this machine."""
     cluster = folder / "cluster.yaml"
     cluster.write_text("name: here\nnodes: [{devices: {type: cpu, cores: 2, count: 4}}]\n")
     request = PlanningRequest(
@@ -191,7 +197,7 @@ def one_story(
     while not story.kills or (done < STEPS - 2 * EVERY and chance.random() < AGAIN):
         attempt = Attempt.begin(starter, folder, done)
         try:
-            story.kills.append(kill(attempt, chance, starter.timeout_s))
+            story.kills.append(kill(attempt, starter, chance))
         finally:
             attempt.stop()
         found = [c for run in attempt.runs.glob("*") for c in checkpoints_in(run / CHECKPOINTS)]
@@ -211,9 +217,10 @@ def one_story(
     return story
 
 
-def kill(attempt: Attempt, chance: random.Random, timeout_s: float) -> Kill:
+def kill(attempt: Attempt, starter: Starter, chance: random.Random) -> Kill:
     """Waits for a moment of the run, kills a rank, waits for the end of all."""
-    rank, event = chance.randrange(RANKS), chance.choice(EVENTS)
+    rank, event = chance.randrange(starter.ranks), chance.choice(EVENTS)
+    timeout_s = starter.timeout_s
     step = chance.randrange(attempt.start, STEPS - 2)
     delay_s = chance.random() * LONGEST_DELAY_S.get(event, START_DELAY_S)
     pid = await_event(attempt, rank, event, step)
@@ -226,7 +233,7 @@ def kill(attempt: Attempt, chance: random.Random, timeout_s: float) -> Kill:
     ended_s = attempt.await_none(started, timeout_s + 60, of_ranks=False)
     left = [f"process {pid}" for pid in attempt.processes()]
     left += [path.name for path in attempt.runs.rglob("*.tmp")]
-    if attempt.run.args[0] != sys.executable:  # torchrun leaves what is half to the next run
+    if starter.name == "claw-plan":  # torchrun leaves what is half to the next run
         left += [path.name for path in attempt.runs.rglob(".*.partial")]
     return Kill(
         rank=rank,

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from killed_model import EXAMPLES_FROM
 
-RANKS = 4
 BATCH, STEPS, EVERY = 8, 20, 3
 """Samples a step, steps of a training, and of these between two checkpoints."""
 
@@ -25,10 +24,11 @@ PAUSE_S = 0.04
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """How runs of one plan are started; `name` is claw-plan or torchrun."""
+    """How runs of one plan are started, so many ranks; `name` is claw-plan or torchrun."""
 
     name: str
     plan: Path
+    ranks: int
     timeout_s: float
 
     def command(self, runs: Path, *options: str) -> list[str]:
@@ -37,7 +37,9 @@ class Starter:
         own += ["--timeout", f"{self.timeout_s:g}", "--checkpoint-every", str(EVERY), *options]
         if self.name == "claw-plan":
             return own
-        torchrun = f"-m torch.distributed.run --standalone --nproc-per-node={RANKS} --no-python"
+        torchrun = (
+            f"-m torch.distributed.run --standalone --nproc-per-node={self.ranks} --no-python"
+        )
         return [sys.executable, *shlex.split(torchrun), *own]
 
 

@@ -76,8 +76,9 @@ def _traced_on_real_tensors(
     graph = _graph_of(subject, tell)
     assert graph is not None
     sentence = (
-        "the model's values decide how it goes on, so it was traced on small random batches of "
-        f"real float32 tensors (on fake ones: {str(cause).removeprefix(str(model.path))[2:]})"
+        "the model's values decide how it goes on, and ranks may go other ways; it was traced on "
+        "small random batches of real float32 tensors (on fake ones: "
+        f"{str(cause).removeprefix(str(model.path))[2:]})"
     )
     return replace(graph, assumptions=(sentence, *graph.assumptions))
 
