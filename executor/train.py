@@ -29,7 +29,9 @@ from claw_plan.executor.ranks import Rank
 from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.run_checkpoints import RunCheckpoints
 from claw_plan.executor.stopping import StopRequest
+from claw_plan.executor.traffic import counting, traffic_counter
 from claw_plan.planner.problem import optimizer_work
+from claw_plan.planner.traffic import Kind, Moved
 from claw_plan.profiles.units import ms_from_ns
 from claw_plan.profiles.work import CollectiveWork, OpWork
 from claw_plan.simulator.timeline import Span
@@ -50,12 +52,13 @@ class RankRecord:
     from 1; `samples` go into the profile.
 
     The run began after `first_step` steps of the training; `checkpoint` is what it wrote at its
-    end, empty for nothing.
+    end, empty for nothing. `traffic` is that of the last step.
     """
 
     rank: int
     first_step: int = 0
     checkpoint: str = ""
+    traffic: dict[Kind, Moved] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     wall_ns: list[int] = field(default_factory=list)
     process_ns: list[int] = field(default_factory=list)
@@ -111,13 +114,16 @@ def train(
         data=source.says,
     )
     stop = StopRequest()
+    counter = traffic_counter(compiled)
     dist.barrier()
-    with stop.listen():
+    with stop.listen(), counting(compiled, counter):
         for way in record.ways:
             step = record.first_step + len(record.losses)
             progress.step = step + 1
             stop.begin_step()
+            counter.take()
             _one_step(compiled, source, step, way, record, rank)
+            _note_traffic(counter.take(), record, progress)
             progress.stopped_by = stop.agreed()
             ends = bool(progress.stopped_by) or step + 1 == job.steps
             note = checkpoints.after_step(step + 1, ends=ends)
@@ -133,6 +139,14 @@ def train(
         for work, samples in sends.items():
             record.samples[work] = samples
     return _collect(record, rank)
+
+
+def _note_traffic(traffic: dict[Kind, Moved], record: RankRecord, progress: Progress) -> None:
+    """Keeps what the step moved; the rank's log tells of each step unlike the one before."""
+    if traffic != record.traffic and progress.log is not None:
+        rows = [kind._asdict() | moved._asdict() for kind, moved in sorted(traffic.items())]
+        progress.log.event("traffic", progress.step, moved=rows)
+    record.traffic = traffic
 
 
 def _one_step(

@@ -78,3 +78,17 @@ def watch_leaf_gradients(root: Any, arrived: Callable[[int, torch.Tensor], None]
         for position, (parent, _) in enumerate(node.next_functions):
             if parent is not None and is_leaf(parent):
                 node.register_hook(watch(position, id(parent.variable)))
+
+
+def watch_leaves(root: Any, complete: Callable[[int], None]) -> None:
+    """In the coming backward, calls `complete` with the id of each parameter whose gradient is.
+
+    In the order in which hooks of data parallelism see them.
+    """
+
+    def watch(leaf: int) -> Callable[[Any, Any], None]:
+        return lambda grad_inputs, grad_outputs: complete(leaf)
+
+    for node in nodes_of(root):
+        if is_leaf(node):
+            node.register_hook(watch(id(node.variable)))

@@ -99,6 +99,7 @@ class Parameter:
     `names` are all fully qualified names that hold it; `units` the indices of units that use it;
     `tp_dim` the dimension tensor parallelism divides, None where every rank holds the whole.
     `is_expert` where expert parallelism divides it: its replicas are fewer than others'.
+    `arrival` orders the parameters of a unit by when the backward completes their gradients.
     """
 
     names: tuple[str, ...]
@@ -108,6 +109,7 @@ class Parameter:
     units: tuple[int, ...]
     tp_dim: int | None = None
     is_expert: bool = False
+    arrival: int = 0
 
     @property
     def name(self) -> str:

@@ -34,14 +34,15 @@ from claw_plan.planner.actions import (
 )
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import DataParallel
+from claw_plan.planner.lower_end import RankEnd, StepEnd
 from claw_plan.planner.lower_zero import make_data_parallel
 from claw_plan.planner.memory import HeldMemory
 from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime, Stretch, stretch_of
 from claw_plan.planner.placement import crosses_node, groups_of
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedules import rank_of_stage, schedule_actions, schedule_of
-from claw_plan.planner.shards import ShardSizes
-from claw_plan.planner.stage_streams import Parts, StageStreams, add_stage_streams
+from claw_plan.planner.shards import FIRST, Place, ShardSizes
+from claw_plan.planner.stage_streams import Moves, Parts, StageStreams, add_stage_streams
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.simulator.task_graph import TaskGraph, TaskGraphBuilder
 
@@ -52,10 +53,14 @@ NOTHING = "nothing"
 
 
 class Lowered(NamedTuple):
-    """The tasks of a step; `parts[task]` says, where known, what its time consists of in ns."""
+    """The tasks of a step; `parts[task]` says, where known, what its time consists of in ns.
+
+    `moved` are the collectives and messages of each pipeline rank.
+    """
 
     graph: TaskGraph
     parts: Mapping[int, Parts]
+    moved: tuple[Moves, ...]
 
 
 @dataclass
@@ -91,6 +96,7 @@ class Lowering:
         cuts: Cuts,
         held: Sequence[HeldMemory] = (),
         num_microbatches: int = 0,
+        place: Place = FIRST,
     ) -> None:
         self._problem, self._candidate = problem, candidate
         count = num_microbatches or candidate.num_microbatches(problem.training.global_batch)
@@ -114,7 +120,9 @@ class Lowering:
                 index=index,
                 start=start,
                 stop=stop,
-                data=make_data_parallel(problem, shards, candidate, rank.streams, start, stop),
+                data=make_data_parallel(
+                    problem, shards, candidate, rank.streams, start, stop, place
+                ),
                 held=held[index] if held else HeldMemory(),
                 last_backward=_last_backward(rank.pending, index),
             )
@@ -128,8 +136,15 @@ class Lowering:
                 first = rank.done
                 self._lower_what_is_ready(rank)
                 progress = progress or rank.done > first
-        self._finish_step()
-        return Lowered(self._builder.build(), self._ranks[0].streams.parts)
+        ends = [
+            RankEnd(rank.streams, [stage.data for stage in rank.stages.values()])
+            for rank in self._ranks
+        ]
+        StepEnd(self._problem, self._candidate, ends).lower()
+        return Lowered(self._builder.build(), self._ranks[0].streams.parts, self._traffic())
+
+    def _traffic(self) -> tuple[Moves, ...]:
+        return tuple(tuple(rank.streams.moved) for rank in self._ranks)
 
     def _lower_what_is_ready(self, rank: _Rank) -> None:
         """A rank's next actions, up to one whose message has not been sent."""
@@ -257,6 +272,7 @@ class Lowering:
         if cost is None:
             cost = self._send_costs[key] = self._send_cost(stage, message[1], peer)
         self._sent[message] = streams.send(cost, f"send {label}")
+        self._ranks[self._home[peer]].streams.receive(cost)
 
     def _send_cost(self, stage: _Stage, kind: str, peer: int) -> CollectiveCost:
         """A message from the stage to its neighbour; the same for every microbatch."""
@@ -271,41 +287,6 @@ class Lowering:
             earlier = min(self._home[stage.index], self._home[peer])
         nodes = 1 + crosses_node(self._candidate, earlier, self._problem.devices_per_node)
         return self._problem.collective("send", size, 2, nodes)
-
-    def _finish_step(self) -> None:
-        """Tied gradients are summed, gradients of sharded sequences too, then the optimizer."""
-        tied = self._tie_ends()
-        ends = {0, self._home[-1]}
-        for index, rank in enumerate(self._ranks):
-            if tied is not None and index in ends:
-                rank.streams.wait_for([tied])
-            for stage in rank.stages.values():
-                stage.data.reduce_sequence_parallel()
-            for stage in rank.stages.values():
-                stage.data.step_optimizer()
-            overhead = self._problem.step_overhead_ns()
-            if overhead:
-                rank.streams.run("other", "step overhead", overhead)
-
-    def _tie_ends(self) -> int | None:
-        """The all-reduce of parameters that both the first and the last stage hold."""
-        first, last = self._ranks[0], self._ranks[self._home[-1]]
-        if first is last:
-            return None
-        held = last.stages[self._num_stages - 1].data.parameter_names
-        shared = first.stages[0].data.parameter_names & held
-        size = 4 * sum(
-            parameter.numel
-            for parameter in self._problem.graph.parameters
-            if parameter.name in shared and parameter.trainable
-        )
-        if not size:
-            return None
-        nodes = min(2, -(-self._candidate.num_devices // self._problem.devices_per_node))
-        sharded = size // self._candidate.dp_shard
-        cost: CollectiveCost = self._problem.collective("all_reduce", sharded, 2, nodes)
-        first.streams.wait_for([last.streams.last_task] if last.streams.last_task >= 0 else [])
-        return first.streams.exchange("pp_comm", "tied gradients", cost)
 
 
 def _last_backward(row: Sequence[Action], stage: int) -> int:
@@ -324,9 +305,11 @@ def lower(
     cuts: Cuts,
     held: Sequence[HeldMemory] = (),
     num_microbatches: int = 0,
+    place: Place = FIRST,
 ) -> Lowered:
     """The tasks of one training step; with `held`, one a stage, also the memory they hold.
 
-    `num_microbatches` stands in for the step's own number, 0 for that.
+    `num_microbatches` stands in for the step's own number, 0 for that. `place` is the rank of
+    each stage whose parts of parameters count where they are uneven.
     """
-    return Lowering(problem, shards, candidate, cuts, held, num_microbatches).build()
+    return Lowering(problem, shards, candidate, cuts, held, num_microbatches, place).build()

@@ -15,23 +15,25 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.graph import Parameter
 from claw_plan.planner.offload import host_step_ns
 from claw_plan.planner.placement import group_nodes, shard_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem, optimizer_work
-from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
+from claw_plan.planner.shards import (
+    FIRST,
+    ROOT,
+    GroupSize,
+    Place,
+    ShardSizes,
+    local_numel,
+    shard_numel,
+)
 from claw_plan.planner.stage_streams import StageStreams
 from claw_plan.profiles.work import OpWork
 
 ACCUMULATED_BYTES = 12
 """Bytes moved for each element when a microbatch's gradient is added to that of those before:
 two read, one written, in fp32."""
-
-CLIPPED_BYTES = 12
-"""Bytes moved for each element when gradients are clipped: read for the norm, then read and
-written once more, in fp32."""
-
-NORM_BYTES = 8
-"""The sum of squares that ranks exchange, in fp64."""
 
 ACCUMULATE, GATHER_COPY, REDUCE_COPY = (
     "aten.add_",
@@ -49,11 +51,19 @@ def memory_work(target: str, size_bytes: int, phase: str) -> OpWork:
     )  # fmt: skip
 
 
+def _lies_within(parameter: Parameter, last: int) -> bool:
+    """Whether blocks alone use it; `last` is the epilogue."""
+    return bool(parameter.units) and 0 < min(parameter.units) and max(parameter.units) < last
+
+
 class DataParallel:
     """What both kinds share: sizes, groups and the end of the step."""
 
     by_unit = False
     """Whether passes are lowered unit by unit, so that traffic can run beside them."""
+
+    is_executed = True
+    """Whether the executor trains so; what else another trainer does is in its constants."""
 
     def __init__(
         self,
@@ -63,16 +73,17 @@ class DataParallel:
         streams: StageStreams,
         start: int,
         stop: int,
+        place: Place = FIRST,
     ) -> None:
         self._problem, self._candidate, self._streams = problem, candidate, streams
-        self._start, self._stop = start, stop
-        self._groups = shards.groups(start, stop, candidate.tp, candidate.shard_ranks)
+        self._start, self._stop, self._place = start, stop, place
+        self._groups = shards.groups(start, stop, candidate.tp, candidate.shard_ranks, place)
         self._parameters = tuple(shards.stage_parameters(start, stop))
-        self.parameter_names = {parameter.name for _, parameter in self._parameters}
+        places = {p.name: place for place, p in enumerate(problem.graph.parameters)}
+        self._in_order = sorted((p for _, p in self._parameters), key=lambda p: places[p.name])
         per_node = problem.devices_per_node
         self._replicate_nodes = group_nodes(candidate, "dp_replicate", per_node)
         self._shard_nodes = shard_nodes(candidate, per_node)
-        self._tp_nodes = group_nodes(candidate, "tp", per_node)
         self._pending_reductions: list[int] = []
         self._has_gradients = False
 
@@ -106,40 +117,41 @@ class DataParallel:
         """Of the gradients that microbatches add up: the whole ones, or their shards."""
         return sum(group.trainable_whole for group in self._groups.values())
 
-    def reduce_sequence_parallel(self) -> None:
-        """Parameters that acted on a slice of the sequence: their gradients are summed over tp."""
-        candidate = self._candidate
-        if candidate.tp == 1 or not candidate.sequence_parallel:
-            return
+    def _trained(self) -> list[Parameter]:
+        """The stage's trained parameters in the order of the model."""
+        return [p for p in self._in_order if p.trainable]
+
+    def _held(self, parameter: Parameter) -> int:
+        """Elements of its gradient on this rank."""
+        return local_numel(parameter, self._candidate.tp, self._place)
+
+    def trained(self) -> dict[str, int]:
+        """Elements of the gradient of each trained parameter by name."""
+        return {parameter.name: self._held(parameter) for parameter in self._trained()}
+
+    def averaged(self, axis: str) -> dict[str, int]:
+        """The same of those gradients that are averaged over the axis at the step's end."""
+        return {}
+
+    def sequence_parallel(self) -> dict[str, int]:
+        """The same of what acted on a slice of the sequence: summed over tp."""
+        if self._candidate.tp == 1 or not self._candidate.sequence_parallel:
+            return {}
         last = len(self._problem.graph.units) - 1
-        size = STORED_BYTES * sum(
-            parameter.numel
-            for group, parameter in self._parameters
-            if group != ROOT and 0 < group < last and parameter.tp_dim is None
-        )
-        self._wait_for_reductions()
-        if size:
-            sharded = -(-size // candidate.dp_shard)
-            cost = self._problem.collective("all_reduce", sharded, candidate.tp, self._tp_nodes)
-            self._streams.exchange("tp_comm", "sequence-parallel gradients", cost)
+        return {
+            parameter.name: self._held(parameter)
+            for parameter in self._trained()
+            if parameter.tp_dim is None and _lies_within(parameter, last)
+        }
+
+    def owned_elements(self) -> int:
+        """Elements of the gradients that the optimizer of this rank sees."""
+        return sum(group.trainable_shard for group in self._groups.values())
 
     def step_optimizer(self) -> None:
         """The optimizer, after the last reduction."""
-        self._wait_for_reductions()
-        elements = sum(group.trainable_shard for group in self._groups.values())
-        self._clip(elements)
-        self._optimize(elements)
-
-    def _clip(self, elements: int) -> None:
-        """The norm of all gradients, one sum over all ranks, and their scaling."""
-        problem, ranks = self._problem, self._candidate.num_devices
-        if problem.training.clip_norm is None:
-            return
-        self._streams.run("other", "clip", problem.memory_op_ns(CLIPPED_BYTES * elements))
-        if ranks > 1:
-            nodes = -(-ranks // problem.devices_per_node)
-            cost = problem.collective("all_reduce", NORM_BYTES, ranks, nodes)
-            self._streams.exchange("dp_comm", "norm", cost)
+        self.wait_for_reductions()
+        self._optimize(self.owned_elements())
 
     def _optimize(self, elements: int) -> None:
         optimizer = self._problem.training.optimizer
@@ -149,7 +161,8 @@ class DataParallel:
             cost = self._problem.cost.op(optimizer_work(optimizer, elements))
             self._streams.run("optimizer", optimizer, cost.ns, cost.source)
 
-    def _wait_for_reductions(self) -> None:
+    def wait_for_reductions(self) -> None:
+        """What comes next needs the gradients."""
         self._streams.wait_for(self._pending_reductions)
         self._pending_reductions = []
 
@@ -164,49 +177,51 @@ class DataParallel:
             self._replicate_nodes,
             by_data=True,
         )
-        task = self._streams.background(self._streams.reduce, "dp_comm", name, cost, 0, needs)
+        task = self._streams.background(
+            self._streams.reduce, "dp_comm", name, cost, 0, needs, axis="dp_replicate"
+        )
         self._pending_reductions.append(task)
 
 
 class Whole(DataParallel):
-    """Every rank holds all parameters."""
+    """Every rank holds all parameters.
+
+    DistributedDataParallel reduces beside the last backward: a bucket is full once it holds
+    `bucket_bytes` of gradients, in the order in which they are complete (torch's reducer.cpp,
+    compute_bucket_assignment_by_size). Under a pipeline all is averaged at the step's end.
+    """
 
     _collected_bytes = 0
 
     @override
+    def averaged(self, axis: str) -> dict[str, int]:
+        late = axis == "dp_replicate" and self._candidate.pp > 1
+        return self.trained() if late else {}
+
+    @override
     def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
-        # DistributedDataParallel overlaps; under a pipeline all is reduced after the last
-        # backward (executor), so passes need no splitting.
         replicated = self._candidate.dp_replicate > 1
         self.by_unit = replicated and is_last and self._candidate.pp == 1
         self._collected_bytes = 0
 
     @override
     def after_backward(self, unit: int, is_last: bool) -> None:
-        if not is_last:
+        if not self.by_unit:
             return
-        self._collected_bytes += STORED_BYTES * self._unit_size(unit).trainable_whole
-        if self.by_unit and self._collected_bytes >= self._candidate.bucket_bytes:
-            self._flush()
+        complete = [p for p in self._trained() if min(p.units, default=0) == unit]
+        for parameter in sorted(complete, key=lambda p: p.arrival):
+            self._collected_bytes += STORED_BYTES * self._held(parameter)
+            if self._collected_bytes >= self._candidate.bucket_bytes:
+                self._flush()
 
     @override
     def end_backward(self, is_last: bool) -> None:
         super().end_backward(is_last)
-        if is_last:
-            self._flush()
+        self._flush()
         self.by_unit = False
 
-    def _unit_size(self, unit: int) -> GroupSize:
-        """The root's parameters complete with the first unit, whose backward is last."""
-        own = self._groups.get(unit, GroupSize())
-        return self._groups[ROOT] if unit == self._start and not own.whole else own
-
     def _flush(self) -> None:
-        """Full buckets, then the rest, each its own all-reduce."""
-        bucket, left = self._candidate.bucket_bytes, self._collected_bytes
-        while left > 0:
-            self._all_reduce(min(bucket, left), "bucket", [self._streams.last_task])
-            left -= bucket
+        self._all_reduce(self._collected_bytes, "bucket", [self._streams.last_task])
         self._collected_bytes = 0
 
 
@@ -220,6 +235,15 @@ class Sharded(DataParallel):
         self._gathered: set[int] = set()
         self._order: list[int] = []
         self._marks: list[int] = []
+
+    @override
+    def _held(self, parameter: Parameter) -> int:
+        ranks = self._candidate.shard_ranks
+        return shard_numel(parameter, self._candidate.tp, ranks, self._place)
+
+    @override
+    def averaged(self, axis: str) -> dict[str, int]:
+        return {p.name: 1 for p in self._trained() if not p.shape}
 
     @override
     def begin_forward(self, units: Sequence[int]) -> None:
@@ -265,7 +289,7 @@ class Sharded(DataParallel):
             "all_gather", compute * size.shard * shard, shard, self._shard_nodes, by_data=True
         )
         return self._streams.background(
-            self._streams.gather, "dp_comm", name, cost, copy_ns, needs
+            self._streams.gather, "dp_comm", name, cost, copy_ns, needs, axis="dp_shard"
         )
 
     def _copy(self, name: str, duration_ns: int, needs: Sequence[int]) -> int:
@@ -331,7 +355,7 @@ class Sharded(DataParallel):
                 by_data=True,
             )
             task = streams.background(
-                streams.reduce, "dp_comm", f"reduce {name}", cost, copy_ns, needs
+                streams.reduce, "dp_comm", f"reduce {name}", cost, copy_ns, needs, axis="dp_shard"
             )
             self._pending_reductions.append(task)
             needs = [task]

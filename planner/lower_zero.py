@@ -19,7 +19,7 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import ACCUMULATE, DataParallel, Sharded, Whole, memory_work
 from claw_plan.planner.placement import expert_groups, replica_nodes
 from claw_plan.planner.problem import Problem
-from claw_plan.planner.shards import ShardSizes, local_numel
+from claw_plan.planner.shards import FIRST, Place, ShardSizes, local_numel
 from claw_plan.planner.stage_streams import StageStreams
 from claw_plan.profiles.work import DTYPE_BYTES
 
@@ -29,6 +29,8 @@ DENSE, EXPERT = 0, 1
 class CopiedParameters(DataParallel):
     """Every rank holds all parameters; zero=1 shards what the optimizer keeps."""
 
+    is_executed = False
+
     def __init__(
         self,
         problem: Problem,
@@ -37,8 +39,9 @@ class CopiedParameters(DataParallel):
         streams: StageStreams,
         start: int,
         stop: int,
+        place: Place = FIRST,
     ) -> None:
-        super().__init__(problem, shards, candidate, streams, start, stop)
+        super().__init__(problem, shards, candidate, streams, start, stop, place)
         self._trainer = problem.trainer
         self._is_sharded = candidate.zero == 1 and candidate.shard_ranks > 1
         # Where only some of the replicas share the states, gradients are summed over all of them.
@@ -124,7 +127,7 @@ class CopiedParameters(DataParallel):
         if not self._reduced_in_pass:
             for unit in units:
                 self._reduce(unit, [], beside=False)
-        self._wait_for_reductions()
+        self.wait_for_reductions()
         owners = self._owners()
         elements = sum(
             -(-counts[kind] // owners[kind])
@@ -187,6 +190,7 @@ def make_data_parallel(
     streams: StageStreams,
     start: int,
     stop: int,
+    place: Place = FIRST,
 ) -> DataParallel:
     """The kind the candidate, the precision and the trainer ask for."""
     kind: type[DataParallel]
@@ -196,4 +200,4 @@ def make_data_parallel(
         kind = Sharded
     else:
         kind = Whole
-    return kind(problem, shards, candidate, streams, start, stop)
+    return kind(problem, shards, candidate, streams, start, stop, place)

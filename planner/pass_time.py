@@ -73,7 +73,7 @@ class Stretch:
     """Passes one after the other as the stream sees them: kernels, then exchanges.
 
     `source` is what most of the kernels' time rests on. `exchange` joins the collectives as one
-    that lasts as long alone, None without any.
+    that lasts as long alone, None without any; `axes` names the axis of each.
     """
 
     compute_ns: int
@@ -81,6 +81,7 @@ class Stretch:
     parts_ns: Mapping[str, float]
     exchange: CollectiveCost | None
     exchange_parts_ns: Mapping[str, float]
+    axes: tuple[str, ...] = ()
 
 
 def stretch_of(passes: Sequence[PassTime]) -> Stretch:
@@ -89,6 +90,7 @@ def stretch_of(passes: Sequence[PassTime]) -> Stretch:
     parts: dict[str, float] = {}
     exchanges: dict[str, float] = {}
     costs: list[CollectiveCost] = []
+    axes: list[str] = []
     for one in passes:
         _add(sources, one.source_ns)
         _add(parts, one.parts_ns)
@@ -96,12 +98,14 @@ def stretch_of(passes: Sequence[PassTime]) -> Stretch:
         for axis, cost in zip(one.axes, own, strict=False):
             _add(exchanges, {axis: cost.alone_ns})
         costs += own
+        axes += one.axes
     return Stretch(
         compute_ns=sum(one.compute_ns for one in passes),
         source=max(sources, key=sources.__getitem__, default=""),
         parts_ns=parts,
         exchange=merge(costs) if costs else None,
         exchange_parts_ns=exchanges,
+        axes=tuple(axes),
     )
 
 
@@ -120,6 +124,7 @@ def merge(costs: Sequence[CollectiveCost]) -> CollectiveCost:
         rate_cap_bytes_per_s=sizes / seconds if sizes else 1.0,
         link=costs[0].link,
         source=costs[0].source,
+        moves=tuple(work for cost in costs for work in cost.moves),
     )
 
 

@@ -114,8 +114,26 @@ class PlanCommunication(_Part):
     codec: str = "none"
 
 
+class PlanTraffic(_Part):
+    """What each of these ranks ('0-3,6') gives to one kind of collective or message in a step.
+
+    `axis` is that of the mesh, 'world' for all ranks, 'tied' for the stages that hold one
+    parameter; `bytes` are those of the full buffers of all calls together.
+    """
+
+    ranks: str
+    op: str
+    axis: str
+    group_size: int
+    calls: int
+    bytes: int
+
+
 class PlanPrediction(_Part):
-    """What the planner expects. `interval_ms` holds the step time with 90 % probability."""
+    """What the planner expects. `interval_ms` holds the step time with 90 % probability.
+
+    `traffic` is that of every step from the third on; None where it is not predicted.
+    """
 
     step_time_ms: float
     interval_ms: tuple[float, float]
@@ -125,6 +143,7 @@ class PlanPrediction(_Part):
     memory_gib: list[float]
     profile: str
     search: dict[str, Any]
+    traffic: list[PlanTraffic] | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
 

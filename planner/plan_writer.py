@@ -29,6 +29,8 @@ from claw_plan.planner.plan import (
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import rank_of_stage
 from claw_plan.planner.score import Scored
+from claw_plan.planner.shards import ShardSizes
+from claw_plan.planner.traffic import predict_traffic, rows_of
 from claw_plan.profiles.cost import ANALYTIC, FITTED, INTERPOLATED, MEASURED
 from claw_plan.profiles.fitted import UNKNOWN
 from claw_plan.profiles.trainer import NEUTRAL, Trainer
@@ -54,6 +56,7 @@ def write_plan(
     """The plan of a candidate; the model's file is named relative to `folder`."""
     graph, training, candidate = problem.graph, problem.training, scored.candidate
     microbatches = candidate.num_microbatches(training.global_batch)
+    traffic = predict_traffic(problem, ShardSizes(graph), candidate, scored.cuts)
     return Plan(
         version=1,
         model=PlanModel(
@@ -94,7 +97,9 @@ def write_plan(
         tensor_parallel=_tensor_parallel(graph) if candidate.tp > 1 else [],
         sharding=_sharding(graph, candidate) if candidate.dp_shard > 1 else [],
         communication=_communication(graph, candidate),
-        prediction=predict(scored, profile, search, problem.trainer),
+        prediction=predict(scored, profile, search, problem.trainer).model_copy(
+            update={"traffic": rows_of(traffic)}
+        ),
     )
 
 

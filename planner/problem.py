@@ -6,7 +6,7 @@ are worked out here once for each (unit, microbatch, tensor-parallel degree) and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from claw_plan.planner.candidate import Candidate
@@ -184,7 +184,8 @@ class Problem:
         known = self._collectives.get(key)
         if known is None:
             factor = self.trainer.dp_scale if by_data else 1.0
-            known = self._collectives[key] = scaled(self.cost.collective(work), factor)
+            cost = scaled(self.cost.collective(work), factor)
+            known = self._collectives[key] = replace(cost, moves=(work,))
         return known
 
     def step_overhead_ns(self) -> int:

@@ -18,7 +18,7 @@ import torch
 import torch.nn as nn
 import torch.nn.modules.module as module_hooks
 
-from claw_plan.planner.autograd_graph import watch_leaf_gradients, ways_around
+from claw_plan.planner.autograd_graph import watch_leaf_gradients, watch_leaves, ways_around
 from claw_plan.planner.op_work import Work, num_bytes, works_of
 from claw_plan.planner.torch_private import (
     TorchDispatchMode,
@@ -70,6 +70,7 @@ class Recording:
     leaves unit i, with `boundary_bytes[i]`. `used` are the units that read each parameter,
     `modules[i]` the outermost modules unit i runs. `ways_around[i]` is a module whose output
     reaches unit i or a later one by another way than through the boundary before unit i.
+    `arrived` names parameters in the order in which their gradients were complete.
     `last_save[i]` is the number of ops, of all units, before the last that unit i kept something
     for (operators keep their inputs before they run, their outputs after).
     """
@@ -83,6 +84,7 @@ class Recording:
     used: dict[str, set[int]] = field(default_factory=dict)
     modules: dict[int, list[str]] = field(default_factory=dict)
     ways_around: dict[int, str] = field(default_factory=dict)
+    arrived: list[str] = field(default_factory=list)
     last_save: dict[int, int] = field(default_factory=dict)
 
     def num_recomputed(self, unit: int) -> int:
@@ -165,6 +167,7 @@ class Recorder(TorchDispatchMode):
         self._blocks = list(blocks)
         self._parameters = {storage_key(t): name for name, t in parameters.items()}
         self._leaves = list(parameters.values())
+        self._leaf_names = {id(tensor): name for name, tensor in parameters.items()}
         self._own = set(self._parameters) | {storage_key(t) for t in batch.values()}
         self._stack: list[str] = []
         self._unit = 0
@@ -211,6 +214,7 @@ class Recorder(TorchDispatchMode):
             loss.grad_fn,
             lambda leaf, gradient: arrived.setdefault(leaf, []).append(self._storage(gradient)),
         )
+        watch_leaves(loss.grad_fn, self._note_arrival)
         self.phase = BACKWARD
         loss.backward()
         # A tied weight's first gradient waits for the others, which are added to it and freed.
@@ -219,6 +223,11 @@ class Recorder(TorchDispatchMode):
         self.recording.param_grads = waiting | {
             self._alive[key] for key in kept if key in self._alive
         }
+
+    def _note_arrival(self, leaf: int) -> None:
+        name = self._leaf_names.get(leaf)
+        if name is not None:
+            self.recording.arrived.append(name)
 
     def exchange(self, op: str, num: int, module: str, axis: str = "tp") -> None:
         """Records a collective of `num` bytes over the axis where it happens."""

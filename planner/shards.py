@@ -11,15 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from claw_plan.planner.graph import ModelGraph, Parameter
 
 ROOT = -1
 """The group of everything outside the blocks."""
 
-
 SCALARS = -2
 """The group of parameters without dimensions, which fully_shard leaves alone."""
+
+
+class Place(NamedTuple):
+    """A rank's index on the axes whose ranks may hold parts of different sizes."""
+
+    dp_shard: int = 0
+    tp: int = 0
+
+
+FIRST = Place()
+"""The rank that holds the most."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSize:
@@ -37,10 +49,12 @@ class GroupSize:
     largest: int = 0
     count: int = 0
 
-    def plus(self, parameter: Parameter, tp: int, dp_shard: int) -> GroupSize:
+    def plus(
+        self, parameter: Parameter, tp: int, dp_shard: int, place: Place = FIRST
+    ) -> GroupSize:
         """With one more parameter."""
-        whole = local_numel(parameter, tp)
-        shard = _shard_numel(parameter, tp, dp_shard)
+        whole = local_numel(parameter, tp, place)
+        shard = shard_numel(parameter, tp, dp_shard, place._replace(dp_shard=0))
         trainable = int(parameter.trainable)
         return GroupSize(
             whole=self.whole + whole,
@@ -52,20 +66,31 @@ class GroupSize:
         )
 
 
-def local_numel(parameter: Parameter, tp: int) -> int:
-    """Elements the first tensor-parallel rank holds, which has the most where that is uneven."""
+def _part(size: int, parts: int, index: int) -> int:
+    """How many of `size` rows part `index` has when they are cut as torch.chunk cuts them."""
+    each = -(-size // parts)
+    return max(0, min(each, size - index * each))
+
+
+def local_numel(parameter: Parameter, tp: int, place: Place = FIRST) -> int:
+    """Elements a tensor-parallel rank holds."""
     if parameter.tp_dim is None:
         return parameter.numel
     size = parameter.shape[parameter.tp_dim]
-    return parameter.numel // size * -(-size // tp)
+    return parameter.numel // size * _part(size, tp, place.tp)
 
 
-def _shard_numel(parameter: Parameter, tp: int, dp_shard: int) -> int:
-    """Elements of the largest shard: fully_shard cuts dimension 0 and pads the last shard."""
+def shard_numel(parameter: Parameter, tp: int, dp_shard: int, place: Place = FIRST) -> int:
+    """Elements of a shard: fully_shard cuts dimension 0. All are padded to the first for
+    messages.
+    """
     if not parameter.shape:
         return 1
-    rows = -(-parameter.shape[0] // (tp if parameter.tp_dim == 0 else 1))
-    return local_numel(parameter, tp) // max(1, rows) * -(-rows // dp_shard)
+    rows = parameter.shape[0]
+    if parameter.tp_dim == 0:
+        rows = _part(rows, tp, place.tp)
+    own = _part(rows, dp_shard, place.dp_shard)
+    return local_numel(parameter, tp, place) // max(1, rows) * own
 
 
 class ShardSizes:
@@ -83,6 +108,8 @@ class ShardSizes:
 
     def group_of(self, parameter: Parameter, unit: int) -> int:
         """The group that holds the parameter when a stage meets it at `unit`."""
+        if not parameter.shape:
+            return SCALARS
         outside = {0, self._last}.intersection(parameter.units or (0,))
         return ROOT if outside else unit
 
@@ -95,14 +122,14 @@ class ShardSizes:
                     seen.add(parameter.name)
                     yield self.group_of(parameter, unit), parameter
 
-    def _groups(self, start: int, stop: int, tp: int, dp_shard: int) -> dict[int, GroupSize]:
+    def _groups(
+        self, start: int, stop: int, tp: int, dp_shard: int, place: Place = FIRST
+    ) -> dict[int, GroupSize]:
         sizes: dict[int, GroupSize] = {ROOT: GroupSize()}
         for group, parameter in self.stage_parameters(start, stop):
-            sizes[group] = sizes.get(group, GroupSize()).plus(parameter, tp, dp_shard)
+            sizes[group] = sizes.get(group, GroupSize()).plus(parameter, tp, dp_shard, place)
         return sizes
 
     def unit_whole(self, unit: int, tp: int) -> int:
         """Elements of all parameters a unit uses, on one tensor-parallel rank."""
         return sum(local_numel(parameter, tp) for parameter in self._of_unit[unit])
-        if not parameter.shape:
-            return SCALARS

@@ -15,7 +15,14 @@ from claw_plan.planner.pass_time import Stretch
 from claw_plan.planner.problem import Problem
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.profiles.units import NS_PER_S
+from claw_plan.profiles.work import CollectiveWork
 from claw_plan.simulator.task_graph import TaskGraphBuilder
+
+FROM_PEER = "from a pipeline peer"
+"""Stands for the axis of a message that arrives."""
+
+Moves = Sequence[tuple[tuple[str, ...], tuple[CollectiveWork, ...]]]
+"""Collectives in the order they were added, in runs of (axis of each, each)."""
 
 Parts = tuple[Mapping[str, float], int]
 """What a task's time consists of, and what of it is lost to traffic beside it, in ns."""
@@ -27,7 +34,8 @@ class StageStreams:
 
     `next_alloc_bytes` and `next_free_bytes` are memory that the next kernels take and give back.
     `parts[task]` says what a task's time consists of, and what of it is lost to traffic beside
-    it, in ns; `overlap_loss` is the trainer's.
+    it, in ns; `overlap_loss` is the trainer's. `moved` are the collectives so far, for
+    `planner.traffic`, which counts them.
     """
 
     builder: TaskGraphBuilder
@@ -41,6 +49,7 @@ class StageStreams:
     overlaps: bool
     overlap_loss: float = 0.0
     parts: dict[int, Parts] = field(default_factory=dict)
+    moved: list[tuple[tuple[str, ...], tuple[CollectiveWork, ...]]] = field(default_factory=list)
     last_task: int = -1
     next_alloc_bytes: int = 0
     next_free_bytes: int = 0
@@ -70,27 +79,39 @@ class StageStreams:
         self.next_alloc_bytes = self.next_free_bytes = 0
         return self.last_task
 
-    def exchange(self, kind: str, name: str, cost: CollectiveCost, copy_ns: int = 0) -> int:
-        """A collective on the compute stream: everything after it waits."""
+    def exchange(
+        self, kind: str, name: str, cost: CollectiveCost, copy_ns: int = 0, *, axis: str = ""
+    ) -> int:
+        """A collective on the compute stream: everything after it waits.
+
+        `axis` is the mesh axis whose group it is of.
+        """
+        self.moved.append(((axis,), cost.moves))
         self.last_task = self._flow(self.compute, kind, name, cost, self._take_waits(), copy_ns)
         return self.last_task
 
     def background(
         self, stream: int, kind: str, name: str, cost: CollectiveCost, copy_ns: int,
-        needs: Sequence[int],
+        needs: Sequence[int], *, axis: str = "",
     ) -> int:  # fmt: skip
         """A collective on a stream of its own; on gloo it stops the compute stream instead."""
         needs = [need for need in needs if need >= 0]
         if not self.overlaps:
             self.wait_for(needs)
-            return self.exchange(kind, name, cost, copy_ns)
+            return self.exchange(kind, name, cost, copy_ns, axis=axis)
+        self.moved.append(((axis,), cost.moves))
         self._beside_ns += cost.alone_ns
         return self._flow(stream, kind, name, cost, needs, copy_ns)
 
     def send(self, cost: CollectiveCost, name: str) -> int:
         """A message to another stage, after the newest computation."""
         needs = [self.last_task] if self.last_task >= 0 else []
+        self.moved.append((("pp",), cost.moves))
         return self._flow(self.sends, "pp_comm", name, cost, needs, 0)
+
+    def receive(self, cost: CollectiveCost) -> None:
+        """A message that another stage sends takes no time here, but is counted."""
+        self.moved.append(((FROM_PEER,), cost.moves))
 
     def run_pass(self, kind: str, name: str, stretch: Stretch) -> None:
         """The kernels of some units as one task, their exchanges as another."""
@@ -99,7 +120,10 @@ class StageStreams:
             task = self.run(kind, name, stretch.compute_ns + lost_ns, stretch.source)
             self.parts[task] = (stretch.parts_ns, lost_ns)
         if stretch.exchange is not None:
-            task = self.exchange("tp_comm", name, stretch.exchange)
+            self.moved.append((stretch.axes, stretch.exchange.moves))
+            self.last_task = task = self._flow(
+                self.compute, "tp_comm", name, stretch.exchange, self._take_waits(), 0
+            )
             self.parts[task] = (stretch.exchange_parts_ns, 0)
 
     def _lost_beside(self, compute_ns: int) -> int:

@@ -269,6 +269,8 @@ def _parameters(
                 tensors[id(tensor)] = tensor
     traced_names = {id(traced): name for name, traced in subject.module.named_parameters()}
     unit_of_block = {name: unit + 1 for unit, name in enumerate(subject.block_names)}
+    first_names = {traced_names[i]: found[0] for i, found in names.items() if i in traced_names}
+    arrivals = _arrivals(subject, recording, first_names)
     result = []
     for identity, found in names.items():
         used = recording.used.get(traced_names.get(identity, ""), set())
@@ -287,9 +289,40 @@ def _parameters(
                 trainable=tensors[identity].requires_grad,
                 units=tuple(sorted(own | shared)),
                 tp_dim=next((divided.dims[n] for n in found if n in divided.dims), None),
+                arrival=next((arrivals[n] for n in found if n in arrivals), 0),
             )
         )
-    return result
+    return _numbered(result)
+
+
+def _numbered(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """With arrivals counted from 0 in each unit, whatever was traced beside it."""
+    seen: dict[int, int] = {}
+    numbers = {}
+    for parameter in sorted(parameters, key=lambda p: p.arrival):
+        unit = min(parameter.units, default=0)
+        numbers[parameter.name] = seen[unit] = seen.get(unit, -1) + 1
+    return [replace(p, arrival=numbers[p.name]) for p in parameters]
+
+
+def _arrivals(
+    subject: Subject, recording: Recording, first_names: Mapping[str, str]
+) -> dict[str, int]:
+    """When gradients are complete, by names of the whole model; alike blocks do it alike."""
+    found = {
+        first_names[name]: place
+        for place, name in enumerate(recording.arrived)
+        if name in first_names
+    }
+    blocks = subject.block_names
+    for block, stand in zip(blocks, subject.stands_for, strict=True):
+        like = f"{blocks[stand]}."
+        found |= {
+            f"{block}.{name.removeprefix(like)}": place
+            for name, place in found.items()
+            if name.startswith(like) and blocks[stand] != block
+        }
+    return found
 
 
 def _block_units(name: str, unit_of_block: dict[str, int]) -> list[int]:

@@ -35,7 +35,8 @@ class CollectiveCost:
     The flow puts `bytes` on each rank's port of the `link` ('intra' or 'inter') and never goes
     faster than `rate_cap_bytes_per_s`, so alone it lasts latency_ns + bytes / rate_cap.
     `algorithm` and `protocol` are those of the library; `spread` is the relative half-width in
-    which two thirds of measured times lie (0: not known).
+    which two thirds of measured times lie (0: not known). `moves` is what it stands for: the
+    collective, several when they were merged, none where nobody asks.
     """
 
     latency_ns: int
@@ -46,6 +47,7 @@ class CollectiveCost:
     algorithm: str = ""
     protocol: str = ""
     spread: float = 0.0
+    moves: tuple[CollectiveWork, ...] = ()
 
     @property
     def alone_ns(self) -> int:

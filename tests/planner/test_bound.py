@@ -69,7 +69,8 @@ def test_the_path_bound_is_exact_without_data_parallelism(toys):
             scorer.bounds.candidate_ns(candidate, path), scorer.bounds.compute_ns(candidate)
         )
         # All but the optimizer: 28 bytes for each of the table's and the blocks' elements.
-        assert 0 <= simulated - least <= 28 * (64 * 8 + 8 * 64) // 10
+        # And the loss, for which all ranks meet: 8 bytes at 1e6 bytes/s.
+        assert 0 <= simulated - least <= 28 * (64 * 8 + 8 * 64) // 10 + 8_000
 
 
 def test_a_collective_is_rounded_down():

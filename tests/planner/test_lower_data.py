@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.graph import Parameter
 from claw_plan.planner.lower import lower
 from claw_plan.planner.score import Scorer
 from claw_plan.profiles.cost import OpCost
@@ -55,8 +56,8 @@ def test_buckets_hold_all_gradients_once(toys):
         for size, name in zip(graph.work_bytes, graph.name, strict=True)
         if name == "bucket"
     ]
-    assert sum(sizes) == 4 * (64 * 8 + 4 * 8 * 8)
-    assert max(sizes) <= 1000
+    # A bucket is full once it holds 1000 bytes: after four blocks of 256, then the table.
+    assert sizes == [4 * 4 * 8 * 8, 4 * 64 * 8]
 
 
 def test_the_gather_of_the_next_block_runs_beside_this_one(toys):
@@ -125,3 +126,43 @@ def test_gradients_of_later_microbatches_are_added_up(toys, monkeypatch):
         graph, _ = lowered(problem, candidate)
         assert graph.name.count("accumulate gradients") == additions
         assert asked == [12 * size] * additions
+
+
+def with_scale(graph):
+    """With a parameter without dimensions, as CLIP's logit_scale."""
+    scale = Parameter(names=("scale",), shape=(), dtype="float32", trainable=True, units=(0,))
+    return replace(graph, parameters=(*graph.parameters, scale))
+
+
+def test_what_fully_shard_leaves_alone_meets_once_a_step(toys):
+    """Four bytes and a flag of four, over the shards and then over the replicas."""
+    problem = toys.problem(with_scale(toys.graph(layers=4)), global_batch=8)
+    for candidate, times in (
+        (Candidate(dp_shard=2), 1),
+        (Candidate(dp_shard=2, dp_replicate=2), 2),
+    ):
+        graph, _ = lowered(problem, candidate)
+        sizes = [
+            int(size)
+            for size, name in zip(graph.work_bytes, graph.name, strict=True)
+            if name.startswith("gradients over")
+        ]
+        assert sizes == [8] * times
+
+
+def test_it_is_in_the_replicas_buckets(toys):
+    problem = toys.problem(with_scale(toys.graph(layers=4)), global_batch=2)
+    graph, _ = lowered(problem, Candidate(dp_replicate=2))
+    buckets = zip(graph.work_bytes, graph.name, strict=True)
+    sizes = [int(size) for size, name in buckets if name == "bucket"]
+    assert sum(sizes) == 4 * (64 * 8 + 4 * 8 * 8 + 1)
+
+
+def test_a_bound_gathers_no_scalars(toys):
+    """A gather of one element would cost a latency that no step has."""
+    scorer = Scorer(toys.problem(toys.graph(layers=4), global_batch=8))
+    with_it = Scorer(toys.problem(with_scale(toys.graph(layers=4)), global_batch=8))
+    candidate = Candidate(dp_shard=2)
+    assert with_it.bounds._sharded_traffic(candidate, ((0, 6),), 1) == (
+        scorer.bounds._sharded_traffic(candidate, ((0, 6),), 1)
+    )

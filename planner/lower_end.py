@@ -1,0 +1,147 @@
+"""The end of a step as tasks: what gradients still need, clipping, the optimizer and the loss.
+
+Of each pipeline rank, all its stages together: the sums that neither FSDP nor
+DistributedDataParallel make, tied gradients, the norm of all gradients, the optimizer, and the
+mean of the loss, for which all ranks meet. They are those of the executor's `finish_gradients`
+and `train_step`, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.lower_data import DataParallel
+from claw_plan.planner.placement import group_nodes
+from claw_plan.planner.problem import STORED_BYTES, Problem
+from claw_plan.planner.stage_streams import StageStreams
+from claw_plan.profiles.cost import CollectiveCost
+
+CLIPPED_BYTES = 12
+"""Bytes moved for each element when gradients are clipped: read for the norm, then read and
+written once more, in fp32."""
+
+NORM_BYTES, LOSS_BYTES, OVERFLOW_BYTES = 8, 8, 4
+"""What all ranks exchange: the sum of squares and the loss in fp64, an fp32 flag of overflow."""
+
+WORLD, TIED = "world", "tied"
+"""The groups beside the mesh's: all ranks, and the stages that hold one parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """A pipeline rank after its last pass."""
+
+    streams: StageStreams
+    stages: Sequence[DataParallel]
+
+
+class StepEnd:
+    """Adds the end of a step to the streams of all pipeline ranks."""
+
+    def __init__(self, problem: Problem, candidate: Candidate, ranks: Sequence[RankEnd]) -> None:
+        self._problem, self._candidate, self._ranks = problem, candidate, ranks
+        self._hosts = -(-candidate.num_devices // problem.devices_per_node)
+
+    def lower(self) -> None:
+        """All of it."""
+        training = self._problem.training
+        is_executed = all(stage.is_executed for rank in self._ranks for stage in rank.stages)
+        for rank in self._ranks:
+            self._sum_gradients(rank)
+        self._tie()
+        if training.precision == "float16" and is_executed:
+            self._meet("overflow", OVERFLOW_BYTES)
+        if training.clip_norm is not None and is_executed:
+            for rank in self._ranks:
+                elements = sum(stage.owned_elements() for stage in rank.stages)
+                duration_ns = self._problem.memory_op_ns(CLIPPED_BYTES * elements)
+                rank.streams.run("other", "clip", duration_ns)
+            self._meet("norm", NORM_BYTES)
+        for rank in self._ranks:
+            for stage in rank.stages:
+                stage.step_optimizer()
+        if is_executed:
+            self._meet("loss", LOSS_BYTES)
+        overhead_ns = self._problem.step_overhead_ns()
+        for rank in self._ranks if overhead_ns else ():
+            rank.streams.run("other", "step overhead", overhead_ns)
+
+    def _sum_gradients(self, rank: RankEnd) -> None:
+        """Means over replicas that are left to the step's end, sums over divided sequences."""
+        for stage in rank.stages:
+            stage.wait_for_reductions()
+        for axis in ("dp_shard", "dp_replicate"):
+            sizes = _joined(stage.averaged(axis) for stage in rank.stages)
+            self._all_reduce(rank, "dp_comm", f"gradients over {axis}", axis, sizes)
+        sizes = _joined(stage.sequence_parallel() for stage in rank.stages)
+        self._all_reduce(rank, "tp_comm", "sequence-parallel gradients", "tp", sizes)
+
+    def _all_reduce(
+        self, rank: RankEnd, kind: str, name: str, axis: str, sizes: Sequence[int]
+    ) -> None:
+        degree = getattr(self._candidate, axis)
+        nodes = group_nodes(self._candidate, axis, self._problem.devices_per_node)
+        for size in bucket_sizes(sizes, self._candidate.bucket_bytes) if degree > 1 else ():
+            cost = self._problem.collective(
+                "all_reduce", size, degree, nodes, by_data=axis != "tp"
+            )
+            rank.streams.exchange(kind, name, cost, axis=axis)
+
+    def _tie(self) -> None:
+        """The sum of each parameter that several pipeline ranks hold, one after the other."""
+        held = [_merged(stage.trained() for stage in rank.stages) for rank in self._ranks]
+        for name in sorted({name for own in held for name in own}):
+            holders = [r for r, own in zip(self._ranks, held, strict=True) if name in own]
+            if len(holders) < 2:
+                continue
+            size = next(STORED_BYTES * own[name] for own in held if name in own)
+            nodes = min(len(holders), self._hosts)
+            cost = self._problem.collective("all_reduce", size, len(holders), nodes)
+            _together(holders, "pp_comm", "tied gradients", cost, TIED)
+
+    def _meet(self, name: str, size_bytes: int) -> None:
+        """An all-reduce over all ranks, which starts when the last one has come."""
+        count = self._candidate.num_devices
+        if count > 1:
+            cost = self._problem.collective("all_reduce", size_bytes, count, self._hosts)
+            _together(self._ranks, "dp_comm", name, cost, WORLD)
+
+
+def _together(
+    ranks: Sequence[RankEnd], kind: str, name: str, cost: CollectiveCost, axis: str
+) -> None:
+    """The same exchange on the streams of all these ranks, none before the last is there."""
+    ends = [rank.streams.last_task for rank in ranks if rank.streams.last_task >= 0]
+    for rank in ranks:
+        rank.streams.wait_for(ends)
+        rank.streams.exchange(kind, name, cost, axis=axis)
+
+
+def _merged(stages: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sizes by name; of a parameter that several stages hold the first counts."""
+    found: dict[str, int] = {}
+    for sizes in stages:
+        for name, size in sizes.items():
+            found.setdefault(name, size)
+    return found
+
+
+def _joined(stages: Iterable[Mapping[str, int]]) -> list[int]:
+    return list(_merged(stages).values())
+
+
+def bucket_sizes(sizes: Sequence[int], bucket_bytes: int) -> Iterator[int]:
+    """Bytes of the buckets into which the executor's `reduce_gradients` packs gradients.
+
+    A bucket is full once it holds `bucket_bytes`, and ends with a flag for each gradient.
+    """
+    held, flags = 0, 0
+    for size in sizes:
+        held, flags = held + STORED_BYTES * size, flags + 1
+        if held >= bucket_bytes:
+            yield held + STORED_BYTES * flags
+            held = flags = 0
+    if flags:
+        yield held + STORED_BYTES * flags
