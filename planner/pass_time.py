@@ -200,9 +200,10 @@ def items_of(cost: UnitCost, kind: str, trainer: Trainer) -> Iterator[tuple[Op |
     if kind in (INPUTS, WEIGHTS):
         yield from ((i, 1.0) for i in cost.backward if makes_weights(i) == (kind == WEIGHTS))
         return
-    if kind == "full" and trainer.recompute_stops_early:
-        yield from ((item, 1.0) for item in cost.forward[: cost.num_recomputed])
-    elif kind in ("forward", "full"):
+    again = cost.forward[: cost.num_recomputed] if trainer.recompute_stops_early else cost.forward
+    if kind == "full":
+        yield from ((item, 1.0) for item in again)
+    elif kind == "forward":
         yield from ((item, 1.0) for item in cost.forward)
     elif kind in RECOMPUTED_KINDS:
         names = RECOMPUTED_KINDS[kind]
@@ -212,6 +213,8 @@ def items_of(cost: UnitCost, kind: str, trainer: Trainer) -> Iterator[tuple[Op |
     else:
         share = trainer.half_recompute if kind == "half" else MOE_SHARE
         yield from ((item, share) for item in cost.forward if isinstance(item, Op))
+        if kind == "half" and trainer.repeats_exchanges:
+            yield from ((item, 1.0) for item in again if isinstance(item, Exchange))
 
 
 def kernel_part(work: OpWork) -> str:

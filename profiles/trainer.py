@@ -50,7 +50,8 @@ class Trainer:
     each: 2 where its kernel reads the 16-bit logits and makes no fp32 copy.
     `recompute_stops_early`: torch's checkpoint stops at the last
     tensor that backward needs, Megatron's runs the whole block. `half_recompute` is the share of
-    a block's forward that a selective policy of the trainer runs again. `scatters_sends`:
+    a block's forward that a selective policy of the trainer runs again, and `repeats_exchanges`
+    says whether its collectives are in that part. `scatters_sends`:
     tensor-parallel ranks send a part of the hidden state each to the next stage, where it is put
     together again (Narayanan et al. 2021, section 4.1).
 
@@ -82,6 +83,7 @@ class Trainer:
     score_bytes: int = 4
     recompute_stops_early: bool = True
     half_recompute: float = 0.45
+    repeats_exchanges: bool = False
     scatters_sends: bool = False
     parent: str = ""
     relative: Mapping[str, float] = field(default_factory=dict)
@@ -89,4 +91,8 @@ class Trainer:
     source: str = ""
 
 
-NEUTRAL = Trainer(name="neutral", source="plain sums of kernels and collectives")
+NEUTRAL = Trainer(
+    name="neutral",
+    repeats_exchanges=True,
+    source="plain sums of kernels and collectives, as the executor runs them",
+)
