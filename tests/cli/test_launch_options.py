@@ -24,6 +24,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_command_lines_and_a_batch_script_instead_of_a_run(
     plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

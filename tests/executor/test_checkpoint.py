@@ -108,6 +108,7 @@ def test_plain_torch_reads_it(trained: tuple[ParallelModel, Path]) -> None:
     assert state["optim"]["state"][name]["step"] == 1
 
 
+@pytest.mark.slow
 def test_the_loss_scale_goes_on_where_it_was(
     tiny_plan: Callable[..., Path], alone: Rank, tmp_path: Path
 ) -> None:
