@@ -1,12 +1,14 @@
-"""Lower bounds on a candidate's step time, cheap enough for every candidate of the space.
+"""Lower bounds on a candidate's step time, cheap enough for every candidate that may be the best.
 
-A `Shape` fixes what the computation depends on (pipeline depth, tensor parallelism, microbatch,
-recompute) and leaves open how data parallelism is done. Bounds, all of the simulated step:
+Four, each closer and dearer than the one before, all of the simulated step:
 
-- path:  fill + m (F + B) and fill + m (F + I) + drain, for the slowest rank, where F, B and I are
-  its stages' forwards, backwards and gradients of inputs on idle links (I is B unless the schedule
-  splits backwards), fill and drain the passes and messages of the stages before its first.
-- traffic: what one rank's gather stream, reduce stream and port must carry.
+- even:  the work divided as evenly as no cut can;
+- path:  fill + m (F + B) and fill + m (F + I) + drain, for the slowest rank of the best cut, where
+  F, B and I are its stages' forwards, backwards and gradients of inputs on idle links (I is B
+  unless the schedule splits backwards), fill and drain the passes of the stages before its first;
+- schedule: the longest way through the schedule's rows, messages included (`schedule_bound`);
+- candidate: that, what data parallelism and the optimizer add to it, and the whole of each
+  stream's traffic (`data_bound`).
 
 Rounded down, so that no bound ever exceeds its simulation.
 """
@@ -16,15 +18,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
+
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.offload import host_step_ns
+from claw_plan.planner.data_bound import DataBounds, floor_ns
 from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime
-from claw_plan.planner.placement import crosses_node, group_nodes
-from claw_plan.planner.problem import Problem, optimizer_work, variant_of
-from claw_plan.planner.schedules import schedule_of, stages_of_rank
-from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
+from claw_plan.planner.placement import crosses_node
+from claw_plan.planner.problem import Problem, variant_of
+from claw_plan.planner.schedule_bound import Durations, Played, play
+from claw_plan.planner.schedules import rank_of_stage, schedule_of, stages_of_rank
+from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_cut import Fits, cut_chain
-from claw_plan.profiles.cost import CollectiveCost
 
 Cuts = tuple[tuple[int, int], ...]
 
@@ -33,22 +37,22 @@ Cuts = tuple[tuple[int, int], ...]
 class StagePath:
     """Per stage: forward and backward (recompute included) on idle links.
 
-    `inputs_ns` is the part of the backward that the stage before waits for. `ranks` are the
-    stages of each rank.
+    `inputs_ns` and `weights_ns` are the two parts of the backward where the schedule runs it in
+    two, else all of it and nothing; the stage before waits for the first. `ranks` are the stages
+    of each rank.
     """
 
     cuts: Cuts
     forward_ns: tuple[int, ...]
     backward_ns: tuple[int, ...]
     inputs_ns: tuple[int, ...]
+    weights_ns: tuple[int, ...]
     ranks: tuple[tuple[int, ...], ...]
 
-
-def floor_ns(cost: CollectiveCost) -> int:
-    """A collective alone, rounded down."""
-    if not cost.bytes:
-        return cost.latency_ns
-    return cost.latency_ns + int(cost.bytes * 1e9 / cost.rate_cap_bytes_per_s * (1 - 1e-12))
+    def least_work_ns(self, stage: int) -> int:
+        """A microbatch's forward and backward, whole or in parts."""
+        parts_ns = self.inputs_ns[stage] + self.weights_ns[stage]
+        return self.forward_ns[stage] + min(self.backward_ns[stage], parts_ns)
 
 
 def _pass_floor_ns(time: PassTime) -> int:
@@ -74,10 +78,11 @@ class Bounds:
     _paths: dict[tuple[object, ...], StagePath | None] = field(default_factory=dict)
     _compute: dict[tuple[object, ...], int] = field(default_factory=dict)
     _totals: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _optimizer: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _traffic: dict[tuple[tuple[int, int], int, int, int], tuple[int, int, int, int]] = field(
-        default_factory=dict
-    )
+    _played: dict[tuple[object, ...], Played] = field(default_factory=dict)
+    _data: DataBounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_data", DataBounds(self.problem, self.shards))
 
     def stage_path(self, candidate: Candidate, fits: Fits | None = None) -> StagePath | None:
         """The best cut and its stage times; None when the chain cannot be cut so often."""
@@ -102,18 +107,18 @@ class Bounds:
             [0, *accumulate(column)] for column in zip(*times, strict=True)
         )
         backward = [whole[stop] - whole[start] for start, stop in cuts]
-        early = list(backward)
+        early, late = list(backward), [0] * len(cuts)
         if schedule_of(candidate.schedule).splits_backward:
-            early[0] = 0
+            early[0], late[0] = 0, backward[0]
             if candidate.recompute == "none":
                 early[1:] = [inputs[stop] - inputs[start] for start, stop in cuts[1:]]
-                late = [weights[stop] - weights[start] for start, stop in cuts[1:]]
-                backward[1:] = [i + w for i, w in zip(early[1:], late, strict=True)]
+                late[1:] = [weights[stop] - weights[start] for start, stop in cuts[1:]]
         return StagePath(
             cuts=cuts,
             forward_ns=tuple(up[stop] - up[start] for start, stop in cuts),
             backward_ns=tuple(backward),
             inputs_ns=tuple(early),
+            weights_ns=tuple(late),
             ranks=tuple(
                 stages_of_rank(candidate.schedule, rank, ranks, per_rank) for rank in range(ranks)
             ),
@@ -177,118 +182,93 @@ class Bounds:
         return self._compute[key]
 
     @staticmethod
-    def path_ns(
-        path: StagePath,
-        num_microbatches: int,
-        send_ns: int = 0,
-        before_ns: int = 0,
-        after_ns: int = 0,
-    ) -> int:
-        """Longest way through a pipeline, a message costing `send_ns`.
-
-        `before_ns` lie before the first pass of stage 0, `after_ns` after its last.
-        """
+    def path_ns(path: StagePath, num_microbatches: int) -> int:
+        """Longest way through a pipeline whose messages cost nothing."""
         longest = reached = drained = 0
-        splits = path.inputs_ns != path.backward_ns
         for rank, stages in enumerate(path.ranks):  # rank r's first stage is stage r
             early = sum(path.forward_ns[s] + path.inputs_ns[s] for s in stages)
-            work = sum(path.forward_ns[s] + path.backward_ns[s] for s in stages)
-            through = num_microbatches * early + drained + after_ns * (not splits)
+            work = sum(path.least_work_ns(s) for s in stages)
+            through = num_microbatches * early + drained
             longest = max(longest, reached + max(num_microbatches * work, through))
-            reached += path.forward_ns[rank] + send_ns
-            drained += (path.inputs_ns if rank else path.backward_ns)[rank] + send_ns
-        return longest + before_ns
+            reached += path.forward_ns[rank]
+            drained += (path.inputs_ns if rank else path.backward_ns)[rank]
+        return longest
+
+    def schedule_ns(self, candidate: Candidate, path: StagePath) -> int:
+        """The longest way through the schedule's rows."""
+        return max(self.played(candidate, path).end_ns) + self.problem.step_overhead_ns()
+
+    def played(self, candidate: Candidate, path: StagePath) -> Played:
+        """The schedule's rows with the cut of `path`, gradients that add up included."""
+        count = candidate.num_microbatches(self.problem.training.global_batch)
+        key = (*_cut_key(candidate), candidate.schedule, candidate.pp, count, path.cuts)
+        if key not in self._played:
+            self._played[key] = self._play(candidate, path, count)
+        return self._played[key]
+
+    def _play(self, candidate: Candidate, path: StagePath, count: int) -> Played:
+        if candidate.pp == 1:
+            # How gradients add up depends on the candidate: `candidate_ns` has it.
+            last_ns = path.forward_ns[0] + path.backward_ns[0]
+            start_ns = (count - 1) * last_ns + path.forward_ns[0]
+            return Played(end_ns=(count * last_ns,), last_start_ns=(start_ns,))
+        passes = path.forward_ns, path.backward_ns, path.inputs_ns, path.weights_ns
+        accumulate_ns = [self._data.accumulate_ns(candidate, *cut) for cut in path.cuts]
+        some = Durations(
+            pass_ns=np.array(passes, np.int64),
+            accumulate_ns=np.array(accumulate_ns, np.int64),
+            send_ns=np.array(self._send_ns(candidate, path.cuts), np.int64),
+        )
+        per_rank = candidate.stages_per_rank
+        return play(candidate.schedule, candidate.pp, count, per_rank, some)
 
     def candidate_ns(self, candidate: Candidate, path: StagePath) -> int:
         """The full bound of a candidate with the cut of `path`."""
-        count = candidate.num_microbatches(self.problem.training.global_batch)
-        before, after, streams = self._sharded_traffic(candidate, path.cuts, count)
-        optimizer = min(self._optimizer_ns(candidate, *cut) for cut in path.cuts)
-        overhead = self.problem.step_overhead_ns()
-        send_ns = self._send_ns(candidate, path.cuts)
-        length = self.path_ns(path, count, send_ns, before, after)
-        return max(length, streams) + optimizer + overhead
-
-    def _send_ns(self, candidate: Candidate, cuts: Cuts) -> int:
-        """The cheapest message between neighbouring stages."""
+        played, data = self.played(candidate, path), self._data
+        later = 0
         if candidate.pp == 1:
-            return 0
+            count = candidate.num_microbatches(self.problem.training.global_batch)
+            later = (count - 1) * data.accumulate_ns(candidate, *path.cuts[0])
+        traffic = [data.traffic(candidate, *cut) for cut in path.cuts]
+        # All passes wait, over messages, for the first of the first stage.
+        later += traffic[0].before_ns
+        longest = 0
+        for rank, stages in enumerate(path.ranks):
+            # Of its stages that end last the reductions follow each other on one stream.
+            in_order = sorted(stages, key=lambda stage: -played.last_start_ns[stage])
+            ends = max(
+                later + played.end_ns[rank] + traffic[in_order[0]].after_ns,
+                sum(traffic[stage].gather_ns for stage in stages),
+                sum(traffic[stage].reduce_ns for stage in stages),
+            )
+            reduced = 0
+            for stage in in_order:
+                reduced += traffic[stage].last_ns
+                ends = max(ends, later + played.last_start_ns[stage] + reduced)
+            steps = sum(data.optimizer_ns(candidate, *path.cuts[stage]) for stage in stages)
+            longest = max(longest, ends + steps)
+        return longest + self.problem.step_overhead_ns()
+
+    def _send_ns(self, candidate: Candidate, cuts: Cuts) -> list[int]:
+        """The message between each stage and the next."""
         graph, variant = self.problem.graph, variant_of(candidate)
         per_node = self.problem.devices_per_node
+        homes = [
+            rank_of_stage(candidate.schedule, stage, candidate.pp) for stage in range(len(cuts))
+        ]
         costs = []
-        for stage, (_, stop) in enumerate(cuts[: candidate.pp - 1]):
+        for stage, (_, stop) in enumerate(cuts[:-1]):
+            if homes[stage] == homes[stage + 1]:
+                costs.append(0)
+                continue
             size = graph.cost(stop, variant).input_bytes.at(
                 candidate.microbatch_size, candidate.tp
             )
             if self.problem.trainer.scatters_sends and not candidate.sequence_parallel:
                 size = -(-size // candidate.tp)
-            nodes = 1 + crosses_node(candidate, stage, per_node)
+            earlier = stage % candidate.pp
+            if schedule_of(candidate.schedule).places_v:
+                earlier = min(homes[stage : stage + 2])
+            nodes = 1 + crosses_node(candidate, earlier, per_node)
             costs.append(floor_ns(self.problem.collective("send", size, 2, nodes)))
-        return min(costs)
-
-    def _optimizer_ns(self, candidate: Candidate, start: int, stop: int) -> int:
-        optimizer = self.problem.training.optimizer
-        key = (start, stop, candidate.tp, candidate.dp_shard, candidate.offload)
-        if key not in self._optimizer:
-            groups = self.shards.groups(start, stop, candidate.tp, candidate.dp_shard)
-            elements = sum(group.trainable_shard for group in groups.values())
-            work = optimizer_work(optimizer, elements)
-            on_host = candidate.offload == "optimizer"
-            step_ns = host_step_ns(self.problem, elements) if on_host else 0
-            self._optimizer[key] = step_ns or (self.problem.cost.op(work).ns if elements else 0)
-        return self._optimizer[key]
-
-    def _sharded_traffic(
-        self, candidate: Candidate, cuts: Cuts, count: int
-    ) -> tuple[int, int, int]:
-        """Before the first pass, after the last, and the busiest stream of the fullest stage.
-
-        A trainer that keeps whole parameters moves them beside the passes: nothing is certain.
-        """
-        copies = self.problem.trainer.keeps_compute_copy and candidate.zero < 2
-        if candidate.dp_shard == 1 or copies:
-            return 0, 0, 0
-        each = candidate.pp == 1
-        gathers = count if each and candidate.zero == 3 else 1
-        reduces = count if each and candidate.zero > 1 else 1
-        twice = 2 if each and candidate.zero == 3 else 1
-        before = after = 0
-        busiest = 0
-        nodes = group_nodes(candidate, "dp_shard", self.problem.devices_per_node)
-        for stage, cut in enumerate(cuts):
-            key = (cut, candidate.tp, candidate.dp_shard, nodes)
-            if key not in self._traffic:
-                self._traffic[key] = self._stage_traffic(*key)
-            root_gather, root_reduce, block_gather, block_reduce = self._traffic[key]
-            gather = gathers * (root_gather + twice * block_gather)
-            reduce = reduces * (root_reduce + block_reduce)
-            busiest = max(busiest, gather, reduce)
-            if stage == 0:
-                before, after = root_gather, root_reduce
-        return before, after, busiest
-
-    def _stage_traffic(
-        self, cut: tuple[int, int], tp: int, shard: int, nodes: int
-    ) -> tuple[int, int, int, int]:
-        """A stage's gather and reduction of the root group, and those of its blocks together."""
-        groups = self.shards.groups(*cut, tp, shard)
-        costs = {size: self._group_costs(size, shard, nodes) for size in set(groups.values())}
-        blocks = [costs[size] for group, size in groups.items() if group >= 0]
-        return (
-            *costs[groups[ROOT]],
-            sum(gather for gather, _ in blocks),
-            sum(reduce for _, reduce in blocks),
-        )
-
-    def _group_costs(self, size: GroupSize, shard: int, nodes: int) -> tuple[int, int]:
-        if not size.whole:
-            return 0, 0
-        compute = self.problem.training.compute_bytes
-        gather = self.problem.collective(
-            "all_gather", compute * size.shard * shard, shard, nodes, by_data=True
-        )
-        if not size.trainable_whole:
-            return floor_ns(gather), 0
-        whole = self.problem.trainer.gradient_bytes * size.trainable_shard * shard
-        reduce = self.problem.collective("reduce_scatter", whole, shard, nodes, by_data=True)
-        return floor_ns(gather), floor_ns(reduce)
+        return costs

@@ -133,7 +133,8 @@ def _path_ns(chain: Chain, some: Pipelines, row: int, first: Int) -> int:
                 early[stage] = 0
             elif not some.is_recomputed[row]:
                 early[stage] = times[INPUTS, stop] - times[INPUTS, start]
-                backward[stage] = early[stage] + times[WEIGHTS, stop] - times[WEIGHTS, start]
+                parts = early[stage] + times[WEIGHTS, stop] - times[WEIGHTS, start]
+                backward[stage] = min(backward[stage], parts)
     longest = reached = drained = 0
     for rank in range(pp):
         soon = work = 0

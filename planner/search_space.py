@@ -9,7 +9,7 @@ second chance with the best cut that does; only when there is none is it pruned.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -67,18 +67,33 @@ class _Searcher:
         bounds, may_fit = self.bounds.cut(rows)
         for row, bound, fits in zip(rows.tolist(), bounds.tolist(), may_fit.tolist(), strict=True):
             group = self._space.group(row)
-            opens = partial(self._members if fits else self._rule_out, row)
+            opens = partial(self._play if fits else self._rule_out, row)
             yield Branch(bound, _order(group.base), group.size, opens)
 
     def _rule_out(self, row: int) -> Evaluated[Choice]:
         self.pruned_rows.append(row)
         return Evaluated(None, None, int(self._space.table.size[row]))
 
+    def _play(self, row: int) -> Iterator[Branch[Choice]]:
+        """The group once more, its schedule played."""
+        group = self._space.group(row)
+        bases = {
+            candidate.schedule: replace(group.base, schedule=candidate.schedule)
+            for candidate in self._space.members(group)
+        }
+        bounds = [
+            self._scorer.bounds.schedule_ns(base, self._path(base)) for base in bases.values()
+        ]
+        yield Branch(min(bounds), _order(group.base), group.size, partial(self._members, row))
+
     def _members(self, row: int) -> Iterator[Branch[Choice]]:
         for candidate in self._space.members(self._space.group(row)):
-            path = self._scorer.bounds.stage_path(candidate)
-            assert path is not None, "the group's bound came from this path"
-            yield self._leaf(candidate, path, first_try=True)
+            yield self._leaf(candidate, self._path(candidate), first_try=True)
+
+    def _path(self, candidate: Candidate) -> StagePath:
+        path = self._scorer.bounds.stage_path(candidate)
+        assert path is not None, "the space has no more stages than there are cuts"
+        return path
 
     def _leaf(self, candidate: Candidate, path: StagePath, first_try: bool) -> Branch[Choice]:
         bound = self._scorer.bounds.candidate_ns(candidate, path)
