@@ -106,11 +106,15 @@ class Story:
     wrong: list[str] = field(default_factory=list)
 
 
+class NotReached(Exception):
+    """A run ended before its moment had come: this machine was too busy."""
+
+
 class Undisturbed:
     """A training from its begin to its end."""
 
     def __init__(self, starter: Starter, folder: Path) -> None:
-        attempt = Attempt.begin(starter, folder, 0)
+        attempt = Attempt.begin(starter.patient(), folder, 0)
         if attempt.run.wait(STARTING_S):
             raise SystemExit(f"the undisturbed run failed: {attempt.said}")
         self.losses, self.seen = attempt.losses(), attempt.seen(STEPS)
@@ -198,15 +202,19 @@ def one_story(
         attempt = Attempt.begin(starter, folder, done)
         try:
             story.kills.append(kill(attempt, starter, chance))
+            story.resumed_from.append(0)
+        except NotReached as error:
+            print(f"{name:10} begun again: {error}", flush=True)
         finally:
             attempt.stop()
         found = [c for run in attempt.runs.glob("*") for c in checkpoints_in(run / CHECKPOINTS)]
         done = max((read_header(path).step for path in found), default=0)
         attempts.append((attempt, done))
-        story.resumed_from.append(done)
-        if not done:  # it begins anew
-            return story
-    attempt = Attempt.begin(starter, folder, done)
+        if story.kills:
+            story.resumed_from[-1] = done
+            if not done:  # it begins anew
+                return story
+    attempt = Attempt.begin(starter.patient(), folder, done)
     try:
         if attempt.run.wait(STARTING_S):
             story.wrong.append(f"the resumed run failed: {attempt.said}")
@@ -227,7 +235,10 @@ def kill(attempt: Attempt, starter: Starter, chance: random.Random) -> Kill:
     time.sleep(delay_s)
     half = any(attempt.runs.glob(f"*/{CHECKPOINTS}/.*.partial"))
     started = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        raise NotReached(attempt.said) from None
     ranks_ended_s = attempt.await_none(started, timeout_s + 60, of_ranks=True)
     code = attempt.run.wait(timeout_s + 60)
     ended_s = attempt.await_none(started, timeout_s + 60, of_ranks=False)
@@ -255,7 +266,7 @@ def await_event(attempt: Attempt, rank: int, event: str, step: int) -> int:
         if pid and has_come(attempt, rank, event, step):
             return pid
         time.sleep(0.005 if pid else 0.05)
-    raise SystemExit(f"the run did not come to {event!r}: {attempt.said}")
+    raise NotReached(f"the run did not come to {event!r}: {attempt.said}")
 
 
 def has_come(attempt: Attempt, rank: int, event: str, step: int) -> bool:

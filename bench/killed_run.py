@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -18,6 +19,7 @@ from killed_model import EXAMPLES_FROM
 BATCH, STEPS, EVERY = 8, 20, 3
 """Samples a step, steps of a training, and of these between two checkpoints."""
 
+PATIENCE_S = 240.0
 PAUSE_S = 0.04
 """What three samples take to read."""
 
@@ -30,6 +32,10 @@ class Starter:
     plan: Path
     ranks: int
     timeout_s: float
+
+    def patient(self) -> Starter:
+        """The same for runs that nobody kills, however busy this machine is."""
+        return dataclasses.replace(self, timeout_s=PATIENCE_S)
 
     def command(self, runs: Path, *options: str) -> list[str]:
         program = str(Path(sys.executable).with_name("claw-plan"))

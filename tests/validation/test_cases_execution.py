@@ -26,21 +26,23 @@ from claw_plan.planner.planning import PlanningRequest, make_plan
 from claw_plan.planner.trace import trace
 
 
-def planned(model: Path, name: str, count: int, **fix: Any) -> Path:
-    """A plan for `count` CPU ranks beside the model."""
-    cluster = model.with_name(f"cluster-{count}.yaml")
+def planned(model: Path, name: str, count: int, folder: Path, **options: Any) -> Path:
+    """A plan for `count` CPU ranks in the folder; options are those of a request, or knobs."""
+    cluster = folder / f"cluster-{count}.yaml"
     cluster.write_text(
         f"name: here\nnodes: [{{devices: {{type: cpu, cores: 2, count: {count}}}}}]\n"
     )
+    naming = {key: options.pop(key) for key in ("build", "inputs") if key in options}
     request = PlanningRequest(
         model=model,
         cluster=str(cluster),
         global_batch=8,
         precision="float32",
-        fix={"microbatch_size": 2} | fix,
-        output_folder=model.parent,
+        fix={"microbatch_size": 2} | options,
+        output_folder=folder,
+        **naming,
     )
-    path = model.with_name(f"{name}.yaml")
+    path = folder / f"{name}.yaml"
     save_plan(make_plan(request).plan, path)
     return path
 
@@ -60,10 +62,10 @@ def test_plan_unsupported_kind_chosen(tmp_path: Path) -> None:
     model.write_text(BAG)
     for degree, said in (("tp", "there is no chain of blocks"), ("pp", "no chain of blocks")):
         with pytest.raises(PlanError, match=said):
-            planned(model, degree, 2, **{degree: 2})
+            planned(model, degree, 2, tmp_path, **{degree: 2})
     offered = [
-        planned(model, "replicas", 2, dp_replicate=2, dp_shard=1),
-        planned(model, "shards", 2, dp_shard=2, dp_replicate=1),
+        planned(model, "replicas", 2, tmp_path, dp_replicate=2, dp_shard=1),
+        planned(model, "shards", 2, tmp_path, dp_shard=2, dp_replicate=1),
     ]
     for result in verify_plans(offered, steps=3):
         assert result.ok, result.first_difference
@@ -105,9 +107,9 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.table = nn.Embedding(13, 8)
+        self.table = nn.Embedding(61, 8)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.head = nn.Linear(8, 13, bias=False)
+        self.head = nn.Linear(8, 61, bias=False)
         self.head.weight = self.table.weight
         EXTRA
     def forward(self, ids):
@@ -118,7 +120,7 @@ class Net(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
 
 def build_model(): return Net()
-def example_batch(n): return {"ids": torch.randint(0, 13, (n, 4))}
+def example_batch(n, seq_len=4): return {"ids": torch.randint(0, 61, (n, seq_len))}
 """
 
 NORMS = """
@@ -142,6 +144,13 @@ dist.barrier()
 os._exit(0)
 """
 
+GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
+TINY = {
+    "build": "GPT(GPTConfig(vocab_size=61, block_size=16, n_layer=2, n_head=4, n_embd=32))",
+    "inputs": "idx=int64[B,16]<61 targets=int64[B,16]<61",
+}
+"""A head that is tied to its table, fused projections, norms that every rank holds."""
+
 CLIPPED: dict[str, dict[str, Any]] = {
     "tp-shards": {"tp": 2, "dp_shard": 2, "sequence_parallel": False},
     "tp-sequence": {"tp": 2, "dp_shard": 2, "sequence_parallel": True},
@@ -157,10 +166,10 @@ def test_clip_norm_sharded(tmp_path: Path) -> None:
 
     A shard counted twice or left out changes it by a percent or more.
     """
-    model = tmp_path / "net.py"
-    model.write_text(BLOCKS.replace("EXTRA", "").replace("HOOK", ""))
-    one = {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": 1}
-    paths = [planned(model, name, 4, **(one | knobs)) for name, knobs in CLIPPED.items()]
+    one = {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": 1, "recompute": "none"}
+    paths = [
+        planned(GPT, name, 4, tmp_path, **TINY, **(one | knobs)) for name, knobs in CLIPPED.items()
+    ]
     worker = tmp_path / "norms.py"
     worker.write_text(NORMS)
     command = [sys.executable, str(worker)]
