@@ -1,11 +1,12 @@
 """The executor beside hand-written torch scripts of the same parallelism (bench/hand_written).
 
-For one step of each: the collectives (operation, bytes, size of the group), the kernels by name,
-the peak of live tensors; then CPU time of alternating steps, with a 95 % interval of the median
-ratio over pairs. Counts are exact; CPU time includes gloo's own threads.
+For one step of each, on every rank: the collectives (operation, bytes, ranks of the group), the
+kernels by name, the peak of live tensors; then the CPU time of all threads of all ranks over pairs
+of neighbouring steps, with a 95 % interval of the median ratio. Counts are exact. Steps that last
+less than 100 ms are refused: of those the interpreter takes too large a part.
 
-Run: OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 bench/overhead.py [--pairs 20]
-     [--write docs/overhead.md]
+Run: OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 bench/overhead.py [--kinds ddp,pp]
+     [--pairs 20] [--write docs/overhead.md]
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,6 +41,8 @@ from claw_plan.planner.plan import Plan, candidate_mapping, save_plan
 
 HAND_WRITTEN = Path(__file__).with_name("hand_written")
 BATCH, MICROBATCH = 4, 1
+LEAST_STEP_NS = 100_000_000
+WARM_PAIRS = 2
 
 KINDS: dict[str, dict[str, Any]] = {
     "ddp": {"dp_replicate": 4},
@@ -57,6 +61,11 @@ COLLECTIVES = {
     "send": "send",
     "recv_": "recv",
 }
+
+TITLES = {"ddp": "DDP", "fsdp2": "FSDP2", "tp": "TP", "pp": "PP", "fsdp2_tp": "FSDP2 x TP"}
+SIDES = ("ours", "theirs")
+VIEWS = {"detach", "view", "split", "slice", "expand"}
+"""Kernels that move nothing."""
 
 Step = Callable[[dict[str, torch.Tensor]], float]
 
@@ -83,6 +92,19 @@ def live_bytes(storages: dict[int, StorageWeakRef]) -> int:
     return total
 
 
+def ranks_of(called: dict[str, Any]) -> str:
+    """The ranks of the group that is called, and of a message the other end."""
+    if "group_name" in called:
+        group = _resolve_process_group(called["group_name"])
+    else:
+        group = dist.ProcessGroup.unbox(called["process_group"])
+    ranks = dist.get_process_group_ranks(group)
+    for end in ("src", "dst"):
+        if end in called:
+            return f"{end} {ranks[called[end]]} of {ranks}"
+    return f"{ranks}"
+
+
 class Counted(TorchDispatchMode):
     """Kernels, collectives and the peak of live bytes inside it."""
 
@@ -102,7 +124,10 @@ class Counted(TorchDispatchMode):
         if own in COLLECTIVES and space in ("c10d", "_c10d_functional"):
             # Of two lists of tensors, results and inputs, the larger is what the group moves.
             sizes = [t.nbytes for t in leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            self.collectives[f"{COLLECTIVES[own]} {max(sizes)}"] += 1
+            called = {
+                a.name: value for a, value in zip(func._schema.arguments, args, strict=False)
+            }
+            self.collectives[f"{COLLECTIVES[own]} {max(sizes)} {ranks_of(called)}"] += 1
         elif space == "aten":
             self.kernels[own] += 1
         for tensor in leaves(output):
@@ -187,18 +212,22 @@ def counted(make: Callable[[], Step], batch: dict[str, torch.Tensor]) -> dict[st
     }
 
 
-def paired(first: Step, second: Step, batch: dict[str, torch.Tensor], pairs: int) -> list[float]:
-    """Ratios of CPU time, first to second, of neighbouring steps; who begins alternates."""
-    ratios = []
-    for index in range(pairs + 2):
-        times = {}
-        for step in (first, second) if index % 2 else (second, first):
+def paired(
+    first: Step, second: Step, batch: dict[str, torch.Tensor], pairs: int
+) -> list[dict[str, list[int]]]:
+    """CPU and wall time [first, second] of neighbouring steps; who begins alternates."""
+    found = []
+    for index in range(pairs + WARM_PAIRS):
+        cpu, wall = [0, 0], [0, 0]
+        for side in (0, 1) if index % 2 else (1, 0):
+            step = (first, second)[side]
             dist.barrier()
-            start = time.process_time_ns()
+            start, start_cpu = time.perf_counter_ns(), time.process_time_ns()
             step(batch)
-            times[step] = time.process_time_ns() - start
-        ratios.append(times[first] / times[second])
-    return ratios[2:]
+            cpu[side] = time.process_time_ns() - start_cpu
+            wall[side] = time.perf_counter_ns() - start
+        found.append({"cpu_ns": cpu, "wall_ns": wall})
+    return found[WARM_PAIRS:]
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -217,33 +246,51 @@ def measure(name: str, folder: Path, pairs: int) -> dict[str, Any]:
         "ours": counted(lambda: ours(path), batch),
         "theirs": counted(lambda: theirs(name), batch),
     }
-    found["ratios"] = paired(ours(path), theirs(name), batch, pairs) if pairs else []
+    found["pairs"] = paired(ours(path), theirs(name), batch, pairs) if pairs else []
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, found)
     return {"name": name, "ranks": everywhere}
 
 
 def row(result: dict[str, Any]) -> str:
+    """The table's line, of all ranks together."""
     ranks = result["ranks"]
-    same = [
-        all(rank["ours"][what] == rank["theirs"][what] for rank in ranks)
-        for what in ("collectives", "kernels")
+    kernels = [
+        sum(count for rank in ranks for count in rank[side]["kernels"].values()) for side in SIDES
     ]
-    kernels = [sum(sum(rank[side]["kernels"].values()) for rank in ranks) for side in SIDES]
-    peaks = [max(rank[side]["peak_bytes"] for rank in ranks) for side in SIDES]
-    ratios = [
-        statistics.mean(values) for values in zip(*(rank["ratios"] for rank in ranks), strict=True)
+    peak = max(rank["ours"]["peak_bytes"] / rank["theirs"]["peak_bytes"] for rank in ranks)
+    cells = [
+        TITLES[result["name"]],
+        _same([[rank[side]["collectives"] for rank in ranks] for side in SIDES]),
+        f"{kernels[0]} / {kernels[1]}",
+        _same([[_moving(rank[side]["kernels"]) for rank in ranks] for side in SIDES]),
+        f"{peak:.4f}",
+        *_times(ranks),
     ]
-    low, high = interval(ratios) if ratios else (float("nan"), float("nan"))
-    median = statistics.median(ratios) if ratios else float("nan")
-    return (
-        f"| {result['name']} | {'identical' if same[0] else 'DIFFER'} | "
-        f"{kernels[0]} / {kernels[1]} | {peaks[0] / peaks[1]:.4f} | "
-        f"{median:.3f} ({low:.3f} to {high:.3f}) |"
-    )
+    return f"| {' | '.join(cells)} |"
 
 
-SIDES = ("ours", "theirs")
+def _same(sides: list[list[dict[str, int]]]) -> str:
+    return "identical" if sides[0] == sides[1] else "DIFFER"
+
+
+def _moving(kernels: dict[str, int]) -> dict[str, int]:
+    return {name: count for name, count in kernels.items() if name not in VIEWS}
+
+
+def _times(ranks: list[dict[str, Any]]) -> list[str]:
+    """CPU time of a hand-written step, and ours to it with its interval."""
+    pairs = list(zip(*(rank["pairs"] for rank in ranks), strict=True))
+    if not pairs:
+        return ["-", "-"]
+    shortest = statistics.median(min(max(one["wall_ns"]) for one in pair) for pair in pairs)
+    if shortest < LEAST_STEP_NS:
+        raise SystemExit(f"steps last {shortest / 1e6:.0f} ms; raise BENCH_WIDTH or BENCH_LENGTH")
+    sums = [[sum(one["cpu_ns"][side] for one in pair) for side in (0, 1)] for pair in pairs]
+    ratios = [ours / theirs for ours, theirs in sums]
+    low, high = interval(ratios)
+    own_ms = statistics.median(theirs for _, theirs in sums) / 1e6
+    return [f"{own_ms:.0f} ms", f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"]
 
 
 def main() -> None:
@@ -264,23 +311,17 @@ def main() -> None:
     if dist.get_rank() == 0 and options.json is not None:
         options.json.write_text(json.dumps(results))
     if dist.get_rank() == 0 and options.write is not None:
-        write(options.write, [row(result) for result in results], options.pairs)
+        write(options.write, [row(result) for result in results])
     dist.barrier()
     dist.destroy_process_group()
 
 
-def write(path: Path, rows: list[str], pairs: int) -> None:
-    path.write_text(
-        "# The executor beside hand-written scripts\n\nOne step on four processes, made by "
-        f"`torchrun --nproc-per-node 4 bench/overhead.py --pairs {pairs} --write "
-        f"docs/overhead.md` with torch {torch.__version__} on CPU. Collectives are compared by "
-        "operation, bytes and count on every rank; kernels are all aten operations of all ranks, "
-        "ours / theirs; the peak is that of live tensors, and the CPU time (of all threads, "
-        "gloo's too) a median ratio of neighbouring steps with its 95 % interval.\n\n"
-        "| parallelism | collectives | kernels | peak bytes | CPU time |\n|---|---|---|---|---|\n"
-        + "\n".join(rows)
-        + "\n"
-    )
+def write(path: Path, rows: list[str]) -> None:
+    """Puts the rows in the place of those of the same parallelism."""
+    begins = {row.split("|")[1]: row for row in rows}
+    lines = path.read_text().splitlines()
+    kept = [begins.get(line.split("|")[1], line) if "|" in line else line for line in lines]
+    path.write_text("\n".join(kept) + "\n")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,12 @@ class Recording:
         def place(recorded: torch.Tensor) -> torch.Tensor | None:
             return next(stream) if next(flags) else None
 
-        return {name: tree_map_only(torch.Tensor, place, self.outputs[name]) for name in names}
+        return {
+            name: place(result)
+            if isinstance(result := self.outputs[name], torch.Tensor)
+            else tree_map_only(torch.Tensor, place, result)
+            for name in names
+        }
 
 
 def record(model: nn.Module, blocks: Sequence[str], run: Run) -> Recording:

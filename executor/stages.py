@@ -70,7 +70,8 @@ class _Absent(_StandIn):
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
         self._made = None  # it lies where the module lay before
-        return super()._apply(fn, recurse)
+        moved: nn.Module = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return moved
 
 
 class _Leave(_StandIn):
@@ -142,14 +143,15 @@ class Stage(nn.Module):
     def forward(self, *received: torch.Tensor, **batch: torch.Tensor) -> Any:
         """Takes what the stage before sent, and the model's own inputs by name."""
         if self._recording is not None:
-            self._received = self._recording.unpack(self._entry, received)
+            self._received.update(self._recording.unpack(self._entry, received))
         try:
             return self._loss_of(self.model, batch)
         except _StageDone:
             assert self._recording is not None
             return self._recording.pack(self._exit, self._values)
         finally:
-            self._values, self._received = {}, {}
+            self._values.clear()
+            self._received.clear()
 
 
 def _shell(module: nn.Module) -> nn.Module:

@@ -88,7 +88,7 @@ def pipeline_runtime(
     would drop stages again on ranks that hold more than three. Gradients are not divided by the
     number of microbatches: the loss already is.
     """
-    runtime = PipelineRuntime(
+    runtime = PipelineRuntime(  # type: ignore[no-untyped-call]
         list(stages), n_microbatches=num_microbatches, loss_fn=loss_fn, scale_grads=False
     )
     actions: dict[int, list[_Action | None]] = {

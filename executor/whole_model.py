@@ -6,6 +6,8 @@ same call: what both need stands here.
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 import torch.nn as nn
 
@@ -36,9 +38,15 @@ def first_names(model: nn.Module) -> dict[str, str]:
 
 def loss_of(loaded: LoadedModel) -> LossOf:
     """Calls a model of that source on a batch and finds the loss."""
+    # To read a signature takes as long as many a kernel, and it is the same for every microbatch.
+    taken: WeakKeyDictionary[nn.Module, tuple[frozenset[str], list[str]]] = WeakKeyDictionary()
 
     def call(model: nn.Module, batch: Batch) -> torch.Tensor:
-        return loaded.loss(model(**loaded.inputs_of(model, batch)), batch)
+        given, names = taken.get(model, (frozenset(), []))
+        if given != batch.keys():
+            names = list(loaded.inputs_of(model, batch))
+            taken[model] = frozenset(batch), names
+        return loaded.loss(model(**{name: batch[name] for name in names}), batch)
 
     return call
 

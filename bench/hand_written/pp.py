@@ -58,7 +58,9 @@ def make(model: nn.Module, microbatch: int) -> Step:
         optimizer.step()
         optimizer.zero_grad()
         own, losses[:] = losses[-count:], []  # once more on the first step, to learn shapes
-        total = torch.stack(own).double().sum() / count if own else torch.zeros(1, dtype=torch.float64)
+        total = (
+            torch.stack(own).double().sum() / count if own else torch.zeros(1, dtype=torch.float64)
+        )
         total = total.reshape(1)
         dist.all_reduce(total)
         return total.item()
