@@ -128,6 +128,8 @@ def run_object(result: RunResult) -> dict[str, Any]:
         "peak_memory_bytes": list(result.peak_memory_bytes),
         "run": result.run,
         "checkpoint": result.checkpoint or None,
+        "traffic": list(result.traffic),
+        "traffic_differences": list(result.traffic_differences),
     }
 
 

@@ -26,6 +26,8 @@ def print_run(result: RunResult, console: Console | None = None) -> None:
     console = console or report_console()
     section(console, f"{len(result.losses)} steps on {result.data}", _loss_and_speed(result))
     section(console, "Measured against predicted", _against_prediction(result))
+    if result.traffic:
+        section(console, "Collectives and messages of a step", _traffic(result))
     if result.parts_ms:
         parts = ", ".join(
             f"{name} {format_ns(part * NS_PER_MS)}" for name, part in result.parts_ms.items()
@@ -47,6 +49,21 @@ def _loss_and_speed(result: RunResult) -> Table:
     if result.checkpoint:
         table.add_row("checkpoint", escape(result.checkpoint))
     return table
+
+
+def _traffic(result: RunResult) -> Text:
+    """What all ranks moved, and the first difference from the plan's prediction."""
+    from claw_plan.planner.traffic import count_ranks  # --help must not wait for what it brings
+
+    sent = [row for row in result.traffic if row["op"] != "recv"]
+    calls = sum(row["calls"] * count_ranks(row["ranks"]) for row in sent)
+    size = sum(row["bytes"] * count_ranks(row["ranks"]) for row in sent)
+    moved = f"{format_count(calls)} calls of all ranks with {format_bytes(size)}"
+    found = result.traffic_differences
+    if not found:
+        return Text(moved)
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return Text(f"{moved}, not as predicted: {found[0]}{more}", style="yellow")
 
 
 def _against_prediction(result: RunResult) -> Table:

@@ -17,7 +17,7 @@ import platform
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.train import RankRecord, counted
 from claw_plan.planner.plan import Plan, load_plan, save_plan
+from claw_plan.planner.traffic import STEADY_STEP, differences, rows_of, traffic_of
 from claw_plan.profiles.cluster_file import cluster_from_mapping
 from claw_plan.profiles.files import write_atomic
 from claw_plan.profiles.measurement import Measurement
@@ -46,7 +47,9 @@ class RunResult:
     `process_time_ms` is the CPU time of rank 0 in a median step: where wall time moved and it did
     not, the machine was disturbed. `checkpoint` is what was written at the end, empty for nothing.
     `parts_ms` are the parts of the median recorded step, on the
-    rank that computed longest. `predicted_*` are None when the plan holds no prediction.
+    rank that computed longest. `predicted_*` are None when the plan holds no prediction. `traffic`
+    are the rows of `planner.traffic`, counted in the last step; `traffic_differences` says where
+    they differ from the plan's.
     """
 
     losses: list[float]
@@ -61,6 +64,8 @@ class RunResult:
     data: str
     run: str
     checkpoint: str = ""
+    traffic: list[dict[str, Any]] = field(default_factory=list)
+    traffic_differences: list[str] = field(default_factory=list)
 
 
 def make_run_folder(runs: Path, plan_path: Path) -> Path:
@@ -218,7 +223,17 @@ def result_of(
         data=records[0].data,
         run=str(folder),
         checkpoint=records[0].checkpoint,
+        traffic=[row.model_dump() for row in rows_of([record.traffic for record in records])],
+        traffic_differences=_traffic_differences(plan, records),
     )
+
+
+def _traffic_differences(plan: Plan, records: Sequence[RankRecord]) -> list[str]:
+    """From what the plan predicts for steps like the last; none where it predicts nothing."""
+    rows = plan.prediction.traffic if plan.prediction else None
+    if rows is None or len(records[0].losses) < STEADY_STEP:
+        return []
+    return differences(traffic_of(rows, len(records)), [record.traffic for record in records])
 
 
 def parts_ms(timeline: Timeline) -> dict[str, float]:

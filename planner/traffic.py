@@ -35,6 +35,7 @@ __all__ = [
     "Kind",
     "Moved",
     "Traffic",
+    "count_ranks",
     "differences",
     "group_of",
     "predict_traffic",
@@ -158,6 +159,11 @@ def differences(predicted: Sequence[Traffic], counted: Sequence[Traffic]) -> lis
         for kind in sorted({*expected, *found})
         if expected.get(kind, NOTHING) != found.get(kind, NOTHING)
     ]
+
+
+def count_ranks(text: str) -> int:
+    """How many ranks the text of a row stands for."""
+    return sum(1 for _ in _ranks(text))
 
 
 def _ranges(ranks: Sequence[int]) -> str:

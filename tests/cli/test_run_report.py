@@ -64,6 +64,24 @@ def test_a_plan_without_a_prediction_is_compared_with_nothing() -> None:
     assert "120 ms - - peak memory, rank 0 2.0 GiB - -" in text_of(print_run, RunResult(**values))
 
 
+ROW = {"ranks": "0-1,3", "op": "all_reduce", "axis": "tp", "group_size": 2, "calls": 4}
+
+
+@pytest.mark.parametrize(
+    ("different", "said"),
+    [
+        ([], "12 calls of all ranks with 3.0 MiB "),
+        (["rank 0: a", "rank 1: b"], "with 3.0 MiB, not as predicted: rank 0: a (and 1 more)"),
+    ],
+)
+def test_what_a_step_moved_is_told_once_and_where_it_is_not_as_predicted(different, said) -> None:
+    """Of a message only the sending counts."""
+    rows = [ROW | {"bytes": 1 << 20}, ROW | {"op": "recv", "bytes": 99}]
+    values = {name: getattr(RUN, name) for name in RUN.__dataclass_fields__}
+    values |= {"traffic": rows, "traffic_differences": different}
+    assert said in text_of(print_run, RunResult(**values))
+
+
 def test_a_verification_says_where_it_differs_first() -> None:
     text = text_of(print_verification, DIFFERS)
     assert "The plan differs: h.0.ln.weight on rank 1 after step 2" in text

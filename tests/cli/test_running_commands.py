@@ -87,6 +87,8 @@ def test_run_passes_everything_on_and_prints_only_json(patch: Patch) -> None:
         "peak_memory_bytes": [20, 30],
         "run": "runs/1",
         "checkpoint": None,
+        "traffic": [],
+        "traffic_differences": [],
     }
 
 
