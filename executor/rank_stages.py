@@ -19,6 +19,7 @@ from claw_plan.executor.checkpoint_layout import WholeState, whole_state
 from claw_plan.executor.dropout import OwnNumbers
 from claw_plan.executor.gradients import local
 from claw_plan.executor.mesh import Mesh
+from claw_plan.executor.model_check import check_model
 from claw_plan.executor.reached import unreached
 from claw_plan.executor.recompute import recompute
 from claw_plan.executor.recording import record
@@ -87,6 +88,7 @@ def make_rank_stages(
     """This rank's stages, ready to run; `shards` where fully_shard holds the parameters."""
     knobs = plan.knobs()
     model = build_whole(plan, loaded, precision)
+    check_model(plan, model)
     names, whole = first_names(model), whole_state(model)
     not_reached = _unreached(plan, loaded, model, precision)
     stages, divided, own_numbers = {}, [], OwnNumbers(mesh.index("tp"), device)

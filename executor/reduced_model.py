@@ -69,7 +69,10 @@ def reduced(plan: Plan, loaded: LoadedModel, keep: int) -> tuple[Plan, LoadedMod
         )
         for index, stage in enumerate(plan.stages)
     ]
-    smaller = plan.model_copy(update={"blocks": kept, "stages": stages})
+    # What was predicted is of the whole; some that were tied are gone.
+    smaller = plan.model_copy(
+        update={"blocks": kept, "stages": stages, "tied": [], "prediction": None}
+    )
     return smaller, dataclasses.replace(loaded, make=make)
 
 

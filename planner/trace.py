@@ -172,7 +172,10 @@ def _assemble(
     parameters = _parameters(subject, recording, source, divided)
     unused = [p.name for p in parameters if not p.units and p.trainable]
     if unused:
-        assumptions.append(f"never used, so without a gradient: {', '.join(unused[:3])}")
+        assumptions.append(
+            f"never used, so without a gradient: {', '.join(unused[:3])}; a pipeline keeps what "
+            "is outside the blocks on its first stage"
+        )
     assumptions += _of_the_batch(subject)
     return ModelGraph(
         name=subject.model.name,

@@ -197,6 +197,7 @@ def test_ddp_unused_is_named(tmp_path: Path) -> None:
     graph = trace(load_model(model), seq_len=None, dtype="float32")
     [said] = [line for line in graph.assumptions if "without a gradient" in line]
     assert "other_head.weight" in said and "other_head.bias" in said
+    assert "a pipeline keeps what is outside the blocks on its first stage" in said
 
 
 def test_ddp_branch_by_flag_is_told(tmp_path: Path) -> None:
