@@ -44,7 +44,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "tp x dp": {"tp": 2, "dp_replicate": 2},
     "pp x fsdp": {"pp": 2, "dp_shard": 2, "zero": 1},
     "pp x tp": {"pp": 2, "tp": 2},
-    "two": {"dp_shard": 2},
+    "two fsdp": {"dp_shard": 2},
+    "two tp": {"tp": 2},
+    "two pp": {"pp": 2},
 }
 AXES = {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": 1, "microbatch_size": 1}
 
@@ -115,8 +117,11 @@ class Undisturbed:
 
     def __init__(self, starter: Starter, folder: Path) -> None:
         attempt = Attempt.begin(starter.patient(), folder, 0)
-        if attempt.run.wait(STARTING_S):
-            raise SystemExit(f"the undisturbed run failed: {attempt.said}")
+        try:
+            if attempt.run.wait(STARTING_S):
+                raise SystemExit(f"the undisturbed run failed: {attempt.said}")
+        finally:
+            attempt.stop()
         self.losses, self.seen = attempt.losses(), attempt.seen(STEPS)
         self.state = state_of(latest(attempt.runs))
         if set(self.seen) != set(range(STEPS * BATCH)):

@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "kill.py"
 @pytest.mark.slow
 def test_killed_runs_end_and_go_on_as_if_undisturbed() -> None:
     """dead-rank: one kill in the middle of a step, one while a checkpoint is written."""
-    command = [sys.executable, str(BENCH), "--kills=2", "--plans=two", "--seed=303"]
+    command = [sys.executable, str(BENCH), "--kills=2", "--plans=two fsdp", "--seed=303"]
     done = subprocess.run(
         command,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
