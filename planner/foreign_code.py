@@ -71,6 +71,8 @@ class ForeignCode:
             return f"{text}; the file runs a program when imported: guard it with __main__"
         if isinstance(error, ModuleNotFoundError):
             return f"{text}; install what the file imports beside claw-plan, or name its folder"
+        if isinstance(error, FileNotFoundError) and not Path(str(error.filename)).is_absolute():
+            return f"{text}; it is looked for from where claw-plan runs: run it in its folder"
         if "attempted relative import" in str(error):
             return (
                 f"{text}; it is a part of a package: give a file beside the package that imports "

@@ -89,12 +89,14 @@ def _traced(
     """The costs with these rules; raises where the model does not run with them."""
     rules = _Rules(blocks=finding.by_block(), vocabulary=vocabulary.rules)
     costs: dict[str, list[UnitCost]] = {}
-    inexact: set[str] = set()
+    inexact: dict[str, int] = {}
     degrees = [ways for ways in range(2, finding.tp_divides + 1) if finding.tp_divides % ways == 0]
     costs[TENSOR] = _costs(subject, rules, degrees[:2], inexact)
     degrees = [ways for ways in degrees if (subject.seq_len or 1) % ways == 0]
     if not finding.no_sequence_parallel and not degrees:
-        why = f"no tensor-parallel degree divides a sequence of {subject.seq_len}"
+        why = "the model's inputs have no sequence"
+        if subject.seq_len is not None:
+            why = f"no tensor-parallel degree divides a sequence of {subject.seq_len}"
         finding = replace(finding, no_sequence_parallel=why)
     if not finding.no_sequence_parallel:
         try:
@@ -102,8 +104,8 @@ def _traced(
         except (PlanError, TraceError) as error:
             finding = replace(finding, no_sequence_parallel=str(error))
     assumptions = [
-        f"under tensor parallelism exact at degree {degrees[0]} only: {name}"
-        for name in sorted(inexact)[:1]
+        f"under tensor parallelism exact at degree {degree} only: {name}"
+        for name, degree in sorted(inexact.items())[:1]
     ]
     assumptions += [
         f"under tensor parallelism every rank holds the whole {weight}: {why}"
@@ -130,17 +132,20 @@ def _costs(
     subject: Subject,
     rules: _Rules,
     degrees: list[int],
-    inexact: set[str],
+    inexact: dict[str, int],
     *,
     sequence: bool = False,
 ) -> list[UnitCost]:
-    """The costs through those at one or two degrees; the only valid degree needs no second."""
+    """The costs through those at one or two degrees; the only valid degree needs no second.
+
+    What is not on a line between two is exact at the first of them, which `inexact` gets.
+    """
     each = [_costs_at(subject, rules, degree, sequence) for degree in degrees]
     if len(each) == 1:
         return each[0]
     join = Join(*degrees)
     joined = [join.unit(one, other) for one, other in zip(*each, strict=True)]
-    inexact |= join.inexact
+    inexact |= dict.fromkeys(join.inexact, degrees[0])
     return joined
 
 

@@ -226,3 +226,58 @@ def test_t5(tmp_path: Path) -> None:
         for ops in (graph.cost(3).forward, graph.cost(3).backward)
     )
     assert forward == 2 * 2 * 32 * (4 * 64 * 64 + 2 * 64 * 128) and backward == 2 * forward
+
+
+IMAGES = """
+import torch
+import torch.nn as nn
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(16), Attention()
+
+    def forward(self, x):
+        return x + self.attention(self.norm(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        x = x.flatten(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def build_model():
+    return Net()
+
+
+def example_batch(batch_size):
+    return {"x": torch.randn(batch_size, 2, 3, 16)}
+"""
+
+
+def test_what_is_inexact_is_said_without_a_sequence_too(tmp_path: Path) -> None:
+    """With one head a rank the heads lie together already and nothing is copied."""
+    (tmp_path / "images.py").write_text(IMAGES)
+    graph = trace(load_model(tmp_path / "images.py"), seq_len=None, dtype="float32")
+    assert graph.tp_divides == 4
+    assert any("exact at degree 2 only" in said for said in graph.assumptions)
+    assert graph.no_sequence_parallel == "the model's inputs have no sequence"
