@@ -1,20 +1,22 @@
 """Lower bounds on a candidate's step time, cheap enough for every candidate that may be the best.
 
-Four, each closer and dearer than the one before, all of the simulated step:
+Five, each closer and dearer than the one before, all of the simulated step:
 
 - even:  the work divided as evenly as no cut can;
 - path:  fill + m (F + B) and fill + m (F + I) + drain, for the slowest rank of the best cut, where
   F, B and I are its stages' forwards, backwards and gradients of inputs on idle links (I is B
   unless the schedule splits backwards), fill and drain the passes of the stages before its first;
-- schedule: the longest way through the schedule's rows, messages included (`schedule_bound`);
-- candidate: that, what data parallelism and the optimizer add to it, and the whole of each
-  stream's traffic (`data_bound`).
+- schedule: the schedule's rows played, messages included (`schedule_bound`), which all members
+  of a group share;
+- streams: that, or all the traffic of one stream (`data_bound`), and the optimizer;
+- candidate: the rows played with all traffic, on idle links.
 
 Rounded down, so that no bound ever exceeds its simulation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -23,12 +25,14 @@ import numpy as np
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds, floor_ns
 from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime
+from claw_plan.planner.pipeline_bound import even_cuts
 from claw_plan.planner.placement import crosses_node
 from claw_plan.planner.problem import Problem, variant_of
-from claw_plan.planner.schedule_bound import Durations, Played, play
+from claw_plan.planner.schedule_bound import KINDS, NOTHING, Work, play
 from claw_plan.planner.schedules import rank_of_stage, schedule_of, stages_of_rank
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_cut import Fits, cut_chain
+from claw_plan.simulator.task_graph import Int
 
 Cuts = tuple[tuple[int, int], ...]
 
@@ -59,6 +63,19 @@ def _pass_floor_ns(time: PassTime) -> int:
     return time.compute_ns + sum(floor_ns(cost) for _, cost in time.steps if cost is not None)
 
 
+def _columns(stages: int, *, recomputes: bool) -> Int:
+    """Which of the passes forward, backward, inputs and weights each action of a stage runs.
+
+    As `lower`: the first stage, and under recompute every other, runs its backward whole.
+    """
+    _, backward, inputs, weights = range(len(KINDS))
+    column = np.repeat(np.arange(len(KINDS))[:, None], stages, axis=1)
+    column[inputs, 0], column[weights, 0] = NOTHING, backward
+    if recomputes:
+        column[inputs, 1:], column[weights, 1:] = backward, NOTHING
+    return column
+
+
 def _cut_key(candidate: Candidate) -> tuple[object, ...]:
     """What the times of units, and with pp the best cut, depend on."""
     schedule = schedule_of(candidate.schedule)
@@ -78,7 +95,8 @@ class Bounds:
     _paths: dict[tuple[object, ...], StagePath | None] = field(default_factory=dict)
     _compute: dict[tuple[object, ...], int] = field(default_factory=dict)
     _totals: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _played: dict[tuple[object, ...], Played] = field(default_factory=dict)
+    _played: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict)
+    _passes: dict[tuple[object, ...], tuple[Int, Int, Int]] = field(default_factory=dict)
     _data: DataBounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +118,10 @@ class Bounds:
         last = len(graph.units) - 1
         may_start = [unit for unit in range(2, last) if unit not in graph.cut_refused]
         total = [f + min(whole, i + w) for f, whole, i, w in times]
-        cuts = cut_chain(total, ranks * per_rank, may_start, fits)
+        if fits is None:
+            cuts = even_cuts(total, ranks * per_rank, may_start)
+        else:
+            cuts = cut_chain(total, ranks * per_rank, may_start, fits)
         if cuts is None:
             return None
         up, whole, inputs, weights = (
@@ -129,32 +150,27 @@ class Bounds:
 
         The parts are only told apart where the schedule does.
         """
-        graph = self.problem.graph
+        return self._per_unit(candidate, _pass_floor_ns)
+
+    def _per_unit(
+        self, candidate: Candidate, of: Callable[[PassTime], int]
+    ) -> list[tuple[int, int, int, int]]:
+        """A figure of each unit's passes."""
+        graph, pass_time, part = self.problem.graph, self.problem.pass_time, self.problem.part_time
         size = (variant_of(candidate), candidate.microbatch_size, candidate.tp)
         splits = schedule_of(candidate.schedule).splits_backward and candidate.recompute == "none"
         by_structure: dict[int, tuple[int, int, int, int]] = {}
-        times = []
         last = len(graph.units) - 1
         for index, unit in enumerate(graph.units):
             if unit.structure not in by_structure:
-                pass_time, part = self.problem.pass_time, self.problem.part_time
-                up = _pass_floor_ns(pass_time(index, *size, False))
-                down = _pass_floor_ns(pass_time(index, *size, True))
-                inputs = _pass_floor_ns(part(index, *size, INPUTS)) if splits else down
-                weights = _pass_floor_ns(part(index, *size, WEIGHTS)) if splits else 0
-                again = self._recompute_floor_ns(candidate, index) if 0 < index < last else 0
+                up, down = (of(pass_time(index, *size, backward)) for backward in (False, True))
+                inputs = of(part(index, *size, INPUTS)) if splits else down
+                weights = of(part(index, *size, WEIGHTS)) if splits else 0
+                again = 0
+                if candidate.recompute != "none" and 0 < index < last:
+                    again = of(self.problem.recompute_time(index, *size, candidate.recompute))
                 by_structure[unit.structure] = (up, down + again, inputs + again, weights)
-            times.append(by_structure[unit.structure])
-        return times
-
-    def _recompute_floor_ns(self, candidate: Candidate, unit: int) -> int:
-        if candidate.recompute == "none":
-            return 0
-        again = self.problem.recompute_time(
-            unit, variant_of(candidate), candidate.microbatch_size, candidate.tp,
-            candidate.recompute,
-        )  # fmt: skip
-        return _pass_floor_ns(again)
+        return [by_structure[unit.structure] for unit in graph.units]
 
     def even_ns(self, candidate: Candidate) -> int:
         """The crudest path bound: stages as equal as no cut can make them."""
@@ -195,59 +211,78 @@ class Bounds:
         return longest
 
     def schedule_ns(self, candidate: Candidate, path: StagePath) -> int:
-        """The longest way through the schedule's rows."""
-        return max(self.played(candidate, path).end_ns) + self.problem.step_overhead_ns()
+        """The schedule's rows played without data parallelism."""
+        return max(self._played_alone(candidate, path)) + self.problem.step_overhead_ns()
 
-    def played(self, candidate: Candidate, path: StagePath) -> Played:
-        """The schedule's rows with the cut of `path`, gradients that add up included."""
+    def _played_alone(self, candidate: Candidate, path: StagePath) -> tuple[int, ...]:
+        """When each rank's last pass ends, whatever the data parallelism."""
         count = candidate.num_microbatches(self.problem.training.global_batch)
         key = (*_cut_key(candidate), candidate.schedule, candidate.pp, count, path.cuts)
         if key not in self._played:
-            self._played[key] = self._play(candidate, path, count)
+            if candidate.pp == 1:  # how gradients add up depends on the candidate
+                self._played[key] = (count * (path.forward_ns[0] + path.backward_ns[0]),)
+            else:
+                work = self._work(candidate, path)
+                self._played[key] = play(self._layout(candidate), work).end_ns
         return self._played[key]
 
-    def _play(self, candidate: Candidate, path: StagePath, count: int) -> Played:
-        if candidate.pp == 1:
-            # How gradients add up depends on the candidate: `candidate_ns` has it.
-            last_ns = path.forward_ns[0] + path.backward_ns[0]
-            start_ns = (count - 1) * last_ns + path.forward_ns[0]
-            return Played(end_ns=(count * last_ns,), last_start_ns=(start_ns,))
-        passes = path.forward_ns, path.backward_ns, path.inputs_ns, path.weights_ns
-        accumulate_ns = [self._data.accumulate_ns(candidate, *cut) for cut in path.cuts]
-        some = Durations(
-            pass_ns=np.array(passes, np.int64),
-            accumulate_ns=np.array(accumulate_ns, np.int64),
-            send_ns=np.array(self._send_ns(candidate, path.cuts), np.int64),
-        )
-        per_rank = candidate.stages_per_rank
-        return play(candidate.schedule, candidate.pp, count, per_rank, some)
-
-    def candidate_ns(self, candidate: Candidate, path: StagePath) -> int:
-        """The full bound of a candidate with the cut of `path`."""
-        played, data = self.played(candidate, path), self._data
-        later = 0
-        if candidate.pp == 1:
-            count = candidate.num_microbatches(self.problem.training.global_batch)
-            later = (count - 1) * data.accumulate_ns(candidate, *path.cuts[0])
+    def streams_ns(self, candidate: Candidate, path: StagePath) -> int:
+        """That, or the whole of some stream's traffic, and the optimizer."""
+        ends_ns, data = self._played_alone(candidate, path), self._data
         traffic = [data.traffic(candidate, *cut) for cut in path.cuts]
-        # All passes wait, over messages, for the first of the first stage.
-        later += traffic[0].before_ns
         longest = 0
         for rank, stages in enumerate(path.ranks):
-            # Of its stages that end last the reductions follow each other on one stream.
-            in_order = sorted(stages, key=lambda stage: -played.last_start_ns[stage])
-            ends = max(
-                later + played.end_ns[rank] + traffic[in_order[0]].after_ns,
+            streams_ns = (
+                ends_ns[rank],
                 sum(traffic[stage].gather_ns for stage in stages),
                 sum(traffic[stage].reduce_ns for stage in stages),
             )
-            reduced = 0
-            for stage in in_order:
-                reduced += traffic[stage].last_ns
-                ends = max(ends, later + played.last_start_ns[stage] + reduced)
             steps = sum(data.optimizer_ns(candidate, *path.cuts[stage]) for stage in stages)
-            longest = max(longest, ends + steps)
+            longest = max(longest, max(streams_ns) + steps)
         return longest + self.problem.step_overhead_ns()
+
+    def candidate_ns(self, candidate: Candidate, path: StagePath) -> int:
+        """The whole step played on idle links, with the cut of `path`."""
+        data = self._data
+        traffic = data.all_traffic(candidate, path.cuts)
+        played = play(self._layout(candidate), self._work(candidate, path), traffic)
+        longest = 0
+        for rank, stages in enumerate(path.ranks):
+            ends = played.end_ns[rank]
+            for stage in sorted(stages):
+                ends = max(ends, played.reduced_ns[stage])
+                ends += data.optimizer_ns(candidate, *path.cuts[stage])
+            longest = max(longest, ends)
+        return longest + self.problem.step_overhead_ns()
+
+    def _layout(self, candidate: Candidate) -> tuple[str, int, int, int]:
+        count = candidate.num_microbatches(self.problem.training.global_batch)
+        return candidate.schedule, candidate.pp, count, candidate.stages_per_rank
+
+    def _work(self, candidate: Candidate, path: StagePath) -> Work:
+        """All passes of the candidate, for playing its schedule."""
+        stages = len(path.cuts)
+        key = (*_cut_key(candidate), stages)
+        if key not in self._passes:
+            self._passes[key] = (
+                np.array(self.unit_times(candidate), np.int64).T.copy(),
+                np.array(self._unit_kernels(candidate), np.int64).T.copy(),
+                _columns(stages, recomputes=candidate.recompute != "none"),
+            )
+        passes, kernels, column = self._passes[key]
+        accumulate_ns = [self._data.accumulate_ns(candidate, *cut) for cut in path.cuts]
+        return Work(
+            first=np.array([*(start for start, _ in path.cuts), path.cuts[-1][1]], np.int64),
+            column=column,
+            pass_ns=passes,
+            kernel_ns=kernels,
+            accumulate_ns=np.array(accumulate_ns, np.int64),
+            send_ns=np.array(self._send_ns(candidate, path.cuts), np.int64),
+        )
+
+    def _unit_kernels(self, candidate: Candidate) -> list[tuple[int, int, int, int]]:
+        """As `unit_times`, without exchanges."""
+        return self._per_unit(candidate, lambda time: time.compute_ns)
 
     def _send_ns(self, candidate: Candidate, cuts: Cuts) -> list[int]:
         """The message between each stage and the next."""

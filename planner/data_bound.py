@@ -8,7 +8,11 @@ with nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import (
@@ -22,21 +26,33 @@ from claw_plan.planner.memory_states import COPIED, SHARDED, kind_of
 from claw_plan.planner.offload import host_step_ns
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem, optimizer_work
+from claw_plan.planner.schedule_bound import Traffic
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
 from claw_plan.profiles.cost import CollectiveCost
+
+Cuts = tuple[tuple[int, int], ...]
+
+
+class GroupTraffic(NamedTuple):
+    """Of one group: as `schedule_bound.Traffic` has it."""
+
+    gather_ns: int = 0
+    gather_alone_ns: int = 0
+    cast_ns: int = 0
+    reduce_ns: int = 0
+    sum_ns: int = 0
+    reduce_alone_ns: int = 0
+
+
+NOTHING = GroupTraffic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTraffic:
-    """Of one stage: `before_ns` its first pass, `after_ns` the end of its last.
+    """Of one stage: its groups of units, its root, and all of the step's traffic on a stream."""
 
-    `last_ns` is what is reduced from the start of its last backward on. `gather_ns` and
-    `reduce_ns` are all of the step's, each on a stream.
-    """
-
-    before_ns: int = 0
-    after_ns: int = 0
-    last_ns: int = 0
+    units: Sequence[GroupTraffic] = ()
+    root: GroupTraffic = NOTHING
     gather_ns: int = 0
     reduce_ns: int = 0
 
@@ -58,13 +74,33 @@ class DataBounds:
     _optimizer: dict[tuple[object, ...], int] = field(default_factory=dict)
     _accumulate: dict[tuple[object, ...], int] = field(default_factory=dict)
 
+    def all_traffic(self, candidate: Candidate, cuts: Cuts) -> Traffic | None:
+        """Of all stages, for playing a schedule with it."""
+        if not self._is_sharded(candidate):
+            return None
+        stages = [self.traffic(candidate, *cut) for cut in cuts]
+        groups = [*(unit for stage in stages for unit in stage.units), *(s.root for s in stages)]
+        overlaps = self.problem.cluster.backend != "gloo"
+        is_alone, zero = candidate.pp == 1, candidate.zero
+        return Traffic(
+            *np.array(groups, np.int64).T.copy(),
+            is_beside=np.array([overlaps and candidate.dp_shard > 1, overlaps]),
+            frees_after_forward=zero == 3,
+            frees_after_backward=is_alone and zero == 3,
+            reduces_always=is_alone and zero > 1,
+            loss=self.problem.trainer.overlap_loss,
+        )
+
+    def _is_sharded(self, candidate: Candidate) -> bool:
+        return kind_of(self.problem, candidate) == SHARDED
+
     def traffic(self, candidate: Candidate, start: int, stop: int) -> StageTraffic:
         """Of the stage with these units."""
-        if kind_of(self.problem, candidate) != SHARDED:
+        if not self._is_sharded(candidate):
             return StageTraffic()
         per_node = self.problem.devices_per_node
-        shard_nodes = group_nodes(candidate, "dp_shard", per_node)
-        replica_nodes = group_nodes(candidate, "dp_replicate", per_node)
+        shard = candidate.dp_shard, group_nodes(candidate, "dp_shard", per_node)
+        replicate = candidate.dp_replicate, group_nodes(candidate, "dp_replicate", per_node)
         count = candidate.num_microbatches(self.problem.training.global_batch)
         gathers = root_gathers = reduces = 1
         if candidate.pp == 1:
@@ -73,64 +109,68 @@ class DataBounds:
             gathers, root_gathers = 2 * count, count
         elif candidate.zero == 3:  # blocks are cut after a forward, not after a backward
             gathers = count + 1
-        key = (
-            start, stop, candidate.tp, candidate.dp_shard, shard_nodes, candidate.dp_replicate,
-            replica_nodes, gathers, root_gathers, reduces,
-        )  # fmt: skip
+        times = gathers, root_gathers, reduces
+        key = (start, stop, candidate.tp, shard, replicate, times)
         if key not in self._traffic:
             self._traffic[key] = self._stage_traffic(*key)
         return self._traffic[key]
 
     def _stage_traffic(
-        self, start: int, stop: int, tp: int, shard: int, shard_nodes: int, replicate: int,
-        replica_nodes: int, gathers: int, root_gathers: int, reduces: int,
+        self, start: int, stop: int, tp: int, shard: tuple[int, int], replicate: tuple[int, int],
+        times: tuple[int, int, int],
     ) -> StageTraffic:  # fmt: skip
-        groups = self.shards.groups(start, stop, tp, shard)
-        alike: dict[GroupSize, tuple[int, int, int]] = {}
-        for size in set(groups.values()):
-            gather, reduce = self._sharded_ns(size, shard, shard_nodes)
-            alike[size] = gather, reduce, self._replicated_ns(size, replicate, replica_nodes)
-        costs = {group: alike[size] for group, size in groups.items() if group >= ROOT}
-        root, first = costs[ROOT], costs.get(start, (0, 0, 0))
-        blocks = [cost for group, cost in costs.items() if group != ROOT]
-        gather = sum(cost[0] for cost in blocks)
-        reduce = root[1] + sum(cost[1] for cost in blocks)
-        replicated = root[2] + sum(cost[2] for cost in blocks)
+        groups = self.shards.groups(start, stop, tp, shard[0])
+        alike = {size: self._group(size, shard, replicate) for size in set(groups.values())}
+        units = [alike.get(groups.get(unit, GroupSize()), NOTHING) for unit in range(start, stop)]
+        root = alike[groups[ROOT]]
+        gathers, root_gathers, reduces = times
+        blocks_ns = sum(unit.reduce_ns for unit in units)
+        summed_ns = root.sum_ns + sum(unit.sum_ns for unit in units)
+        gathered_ns = root_gathers * root.gather_ns
         return StageTraffic(
-            before_ns=root[0] + first[0],
-            after_ns=root[1] + root[2] + first[1] + first[2],
-            last_ns=reduce + replicated,
-            gather_ns=root_gathers * root[0] + gathers * gather,
-            reduce_ns=reduces * reduce + replicated,
+            units=units,
+            root=root,
+            gather_ns=gathered_ns + gathers * sum(unit.gather_ns for unit in units),
+            reduce_ns=reduces * (root.reduce_ns + blocks_ns) + summed_ns,
         )
 
-    def _sharded_ns(self, size: GroupSize, shard: int, nodes: int) -> tuple[int, int]:
-        """The group's gather and its reduction over dp_shard."""
-        if not size.whole or shard == 1:
-            return 0, 0
-        compute = self.problem.training.compute_bytes
-        gather = self.problem.collective(
-            "all_gather", compute * size.shard * shard, shard, nodes, by_data=True
+    def _group(
+        self, size: GroupSize, shard: tuple[int, int], replicate: tuple[int, int]
+    ) -> GroupTraffic:
+        if not size.whole:
+            return NOTHING
+        compute, gradient = (
+            self.problem.training.compute_bytes,
+            self.problem.trainer.gradient_bytes,
         )
-        cast_ns = self.problem.memory_op_ns((STORED_BYTES + compute) * size.shard)
-        copy = memory_work(GATHER_COPY, 2 * compute * size.whole, "forward")
-        gather_ns = floor_ns(gather) + cast_ns + self.problem.cost.op(copy).ns
-        if not size.trainable_whole:
-            return gather_ns, 0
-        gradient = self.problem.trainer.gradient_bytes
-        reduce = self.problem.collective(
-            "reduce_scatter", gradient * size.trainable_shard * shard, shard, nodes, by_data=True
+        gather_ns = self.problem.memory_op_ns((STORED_BYTES + compute) * size.shard)
+        alone_ns = reduce_alone_ns = copied_ns = 0
+        if shard[0] > 1:
+            alone_ns = self._floor_ns("all_gather", compute * size.shard * shard[0], shard)
+            gather_ns += alone_ns + self._copy_ns(GATHER_COPY, 2 * compute * size.whole, "forward")
+        if size.trainable_whole:
+            moved = (compute + gradient) * size.trainable_whole
+            copied_ns = self._copy_ns(REDUCE_COPY, moved, "backward")
+            moved = gradient * size.trainable_shard * shard[0]
+            reduce_alone_ns = self._floor_ns("reduce_scatter", moved, shard)
+        casts = shard[0] == 1
+        return GroupTraffic(
+            gather_ns=gather_ns,
+            gather_alone_ns=alone_ns,
+            cast_ns=copied_ns if casts else 0,
+            reduce_ns=0 if casts else copied_ns + reduce_alone_ns,
+            sum_ns=self._floor_ns("all_reduce", gradient * size.trainable_shard, replicate),
+            reduce_alone_ns=reduce_alone_ns,
         )
-        copy = memory_work(REDUCE_COPY, (compute + gradient) * size.trainable_whole, "backward")
-        return gather_ns, floor_ns(reduce) + self.problem.cost.op(copy).ns
 
-    def _replicated_ns(self, size: GroupSize, replicate: int, nodes: int) -> int:
-        """The sum of the group's shards over dp_replicate, once a step."""
-        moved = self.problem.trainer.gradient_bytes * size.trainable_shard
-        if replicate == 1 or not moved:
+    def _floor_ns(self, op: str, size_bytes: int, group: tuple[int, int]) -> int:
+        """A collective over (ranks, nodes); nothing for one rank."""
+        if group[0] == 1 or not size_bytes:
             return 0
-        cost = self.problem.collective("all_reduce", moved, replicate, nodes, by_data=True)
-        return floor_ns(cost)
+        return floor_ns(self.problem.collective(op, size_bytes, *group, by_data=True))
+
+    def _copy_ns(self, target: str, size_bytes: int, phase: str) -> int:
+        return self.problem.cost.op(memory_work(target, size_bytes, phase)).ns
 
     def accumulate_ns(self, candidate: Candidate, start: int, stop: int) -> int:
         """What adding a microbatch's gradients to those before takes."""

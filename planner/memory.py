@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from claw_plan.planner.allocator import Shown, needed, shown, shown_by_host
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.memory_moments import Chunk, RankSizes, moments
 from claw_plan.planner.memory_states import (
     COPIED,
+    SHARDED,
     Parts,
     Spans,
     held_parts,
@@ -30,6 +31,7 @@ from claw_plan.planner.memory_units import UnitMemory, unit_memory
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.schedules import Held, held_by_rank, stages_of_rank
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
+from claw_plan.profiles.cluster import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +101,23 @@ class MemoryModel:
 
     def fits(self, candidate: Candidate, cuts: Cuts) -> bool:
         """Whether every pipeline rank fits; asks no further than to the first that does not."""
-        return all(
-            self._rank(candidate, rank, spans_of_rank(candidate, cuts, rank)).fits
-            for rank in range(min(candidate.pp, len(cuts)))
+        capacity_bytes = self.capacity_bytes(candidate)
+        spans = [
+            spans_of_rank(candidate, cuts, rank) for rank in range(min(candidate.pp, len(cuts)))
+        ]
+        floors = (self._floor_bytes(candidate, *rank) for rank in enumerate(spans))
+        return all(floor <= capacity_bytes for floor in floors) and all(
+            self._rank(candidate, *rank).fits for rank in enumerate(spans)
         )
+
+    def _floor_bytes(self, candidate: Candidate, rank: int, spans: Spans) -> int:
+        """What every walk finds alive at the end of the last forward, without the walk."""
+        sizes = self._sizes(candidate, rank, spans)
+        static = held_parts(self.problem, self.shards, candidate, spans)
+        floor = sum(static.values()) + sizes.in_flight
+        if sizes.kind == SHARDED and sizes.accumulates_whole and sizes.microbatches > 1:
+            floor += STORED_BYTES * sum(chunk.trainable_whole for chunk in sizes.chunks)
+        return floor
 
     def stage(self, candidate: Candidate, stage: int, start: int, stop: int) -> StageMemory:
         """Memory of a rank with one stage."""
@@ -150,8 +165,13 @@ class MemoryModel:
         """What one rank may use: the device less the headroom, or its share of a CPU host."""
         return self._device_bytes(candidate, 1.0 - self.problem.training.memory_headroom)
 
+    @cached_property
+    def _smallest(self) -> Node:
+        """The node whose devices have the least memory: every rank is taken to be on it."""
+        return min(self.problem.cluster.nodes, key=lambda node: node.device.memory_bytes)
+
     def _device_bytes(self, candidate: Candidate, usable: float) -> int:
-        node = min(self.problem.cluster.nodes, key=lambda n: n.device.memory_bytes)
+        node = self._smallest
         if node.shared_memory_bytes:
             ranks = min(candidate.num_devices, node.device_count)
             return int(node.shared_memory_bytes * usable) // ranks

@@ -8,6 +8,8 @@ and times; tests hold them equal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +83,17 @@ def cut_evenly(total: Int, edges: Int, first: Int) -> bool:
             largest = max(largest, total[first[stage + 1]] - total[first[stage]])
         high = min(middle, largest)
     return True
+
+
+def even_cuts(
+    times_ns: Sequence[int], num_stages: int, may_start: Sequence[int]
+) -> tuple[tuple[int, int], ...] | None:
+    """`stage_cut.cut_chain` without a limit on memory."""
+    first = np.empty(num_stages + 1, np.int64)
+    edges = np.array([0, *may_start, len(times_ns)], np.int64)
+    if not cut_evenly(np.array([0, *accumulate(times_ns)], np.int64), edges, first):
+        return None
+    return tuple(pairwise(first.tolist()))
 
 
 @compiled

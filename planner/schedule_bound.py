@@ -1,9 +1,9 @@
-"""The longest way through a schedule's rows, compiled: all that a step does on idle links.
+"""A step on idle links, compiled: every pass, message, gather and reduction, and nothing meets.
 
-The rows are played as `lower` lays them out, each rank's passes one after the other and its
-messages one after the other, but nothing meets on a link. What is left out (traffic of data
-parallelism, contention) can only make the step longer, so the end is a lower bound, and a close
-one: the bubbles of a schedule are all in it.
+The rows of a schedule are played as `lower` lays them out: each rank's passes one after the
+other, its messages, gathers and reductions each on a stream of its own, `lower_data.Sharded`'s
+rules for what waits for what. Only contention is left out, which can only make the step longer,
+so the end is a lower bound, and a close one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from claw_plan.planner.actions import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from claw_plan.planner.schedules import rank_of_stage, schedule_actions
@@ -22,25 +23,54 @@ from claw_plan.simulator.task_graph import Int
 KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
 _FORWARD, _BACKWARD, _INPUTS, _WEIGHTS = range(len(KINDS))
 
+NOTHING = -1
+"""The column of an action whose work another one does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """When each rank's last action ends, and when the last action of each stage starts."""
+    """When each rank's last pass ends, and when each stage's gradients are reduced."""
 
     end_ns: tuple[int, ...]
-    last_start_ns: tuple[int, ...]
+    reduced_ns: tuple[int, ...]
 
 
-class Durations(NamedTuple):
-    """Of each stage: its passes in the order of KINDS, and what follows a backward.
+class Work(NamedTuple):
+    """What the passes of a candidate take.
 
-    `accumulate_ns` is added to every backward but the first, `send_ns` is the message between a
-    stage and the next, 0 within a rank.
+    `pass_ns` and `kernel_ns` are of each kind of pass and unit, with exchanges and without;
+    `column[kind, stage]` is the kind that an action runs. `first[stage]` is a stage's first unit.
+    `accumulate_ns` follows every backward of a stage but the first, `send_ns` is the message to
+    the next stage, 0 within a rank.
     """
 
-    pass_ns: Int  # [kind, stage]
+    first: Int
+    column: Int
+    pass_ns: Int
+    kernel_ns: Int
     accumulate_ns: Int
     send_ns: Int
+
+
+class Traffic(NamedTuple):
+    """What fully_shard moves, a group an entry: those of the units, then each stage's root.
+
+    `alone_ns` are collectives only, for what computation loses beside them. What a group's
+    reduction does on the compute stream is `cast_ns`; `reduce_ns` is over dp_shard, `sum_ns` over
+    dp_replicate. `is_beside` says of gathers and of the rest whether they run beside passes.
+    """
+
+    gather_ns: Int
+    gather_alone_ns: Int
+    cast_ns: Int
+    reduce_ns: Int
+    sum_ns: Int
+    reduce_alone_ns: Int
+    is_beside: NDArray[np.bool_]
+    frees_after_forward: bool
+    frees_after_backward: bool
+    reduces_always: bool
+    loss: float
 
 
 class _Rows(NamedTuple):
@@ -50,17 +80,40 @@ class _Rows(NamedTuple):
     kind: Int
     stage: Int
     microbatch: Int
+    is_last: NDArray[np.bool_]
     home: Int
 
 
-def play(
-    schedule: str, num_ranks: int, num_microbatches: int, stages_per_rank: int, some: Durations
-) -> Played:
-    """Plays the schedule with those durations."""
-    rows = _rows(schedule, num_ranks, num_microbatches, stages_per_rank)
-    end, last_start = np.zeros(num_ranks, np.int64), np.zeros_like(rows.home)
-    _play(rows, some, num_microbatches, end, last_start)
-    return Played(end_ns=tuple(end.tolist()), last_start_ns=tuple(last_start.tolist()))
+class _Clock(NamedTuple):
+    """Per rank: the end of its last pass and of its other streams; what its next pass waits for.
+
+    `beside` is traffic that has not slowed a pass yet.
+    """
+
+    now: Int
+    waits: Int
+    sends: Int
+    gathers: Int
+    reduces: Int
+    beside: Int
+
+
+def play(layout: tuple[str, int, int, int], work: Work, traffic: Traffic | None = None) -> Played:
+    """Plays a layout: schedule, ranks, microbatches and stages of a rank."""
+    rows = _rows(*layout)
+    ranks, stages = layout[1], len(rows.home)
+    clock = _Clock(*np.zeros((6, ranks), np.int64))
+    reduced = np.zeros(stages, np.int64)
+    groups = work.pass_ns.shape[1] + stages
+    moved = _no_traffic(groups) if traffic is None else traffic
+    _play(rows, work, moved, layout[2], clock, reduced)
+    return Played(end_ns=tuple(clock.now.tolist()), reduced_ns=tuple(reduced.tolist()))
+
+
+@lru_cache(maxsize=16)
+def _no_traffic(groups: int) -> Traffic:
+    nothing = np.zeros(groups, np.int64)
+    return Traffic(*[nothing] * 6, np.ones(2, np.bool_), False, False, False, 0.0)
 
 
 @lru_cache(maxsize=256)
@@ -70,68 +123,173 @@ def _rows(schedule: str, num_ranks: int, num_microbatches: int, stages_per_rank:
     actions = np.array(
         [(number[kind], stage, index) for row in rows for stage, kind, index in row], np.int64
     )
-    stages = range(num_ranks * stages_per_rank)
+    kind, stage = actions[:, 0].copy(), actions[:, 1].copy()
+    stages = num_ranks * stages_per_rank
+    completes = np.flatnonzero((kind == _BACKWARD) | (kind == _WEIGHTS))
+    last = np.zeros(stages, np.int64)
+    last[stage[completes]] = completes  # of several the latest stays
+    is_last = np.zeros(len(kind), np.bool_)
+    is_last[last] = True
     return _Rows(
         first=np.cumsum([0, *map(len, rows)]),
-        kind=actions[:, 0].copy(),
-        stage=actions[:, 1].copy(),
+        kind=kind,
+        stage=stage,
         microbatch=actions[:, 2].copy(),
-        home=np.array([rank_of_stage(schedule, stage, num_ranks) for stage in stages]),
+        is_last=is_last,
+        home=np.array([rank_of_stage(schedule, index, num_ranks) for index in range(stages)]),
     )
 
 
 @compiled
-def _play(rows: _Rows, some: Durations, num_microbatches: int, end: Int, last_start: Int) -> None:
+def _play(
+    rows: _Rows, work: Work, traffic: Traffic, num_microbatches: int, clock: _Clock, reduced: Int
+) -> None:
     """Each rank's next actions, up to one whose message has not been sent, until all are done."""
     stages = rows.home.size
     sent = np.full((2, stages, num_microbatches), -1, np.int64)
-    is_first = np.ones(stages, np.bool_)
-    ports = np.zeros(end.size, np.int64)
+    has_gradients = np.zeros(stages, np.bool_)
+    gathered = np.zeros(traffic.gather_ns.size, np.bool_)
     done = rows.first[:-1].copy()
     going = True
     while going:
         going = False
-        for rank in range(end.size):
+        for rank in range(clock.now.size):
             while done[rank] < rows.first[rank + 1]:
                 action = done[rank]
                 kind, stage = rows.kind[action], rows.stage[action]
                 index = rows.microbatch[action]
-                arrives = 0
-                if kind == _FORWARD and stage:
-                    arrives = sent[0, stage - 1, index]
-                elif (kind == _BACKWARD or kind == _INPUTS) and stage + 1 < stages:
-                    arrives = sent[1, stage + 1, index]
+                arrives = _arrival(sent, kind, stage, index, stages)
                 if arrives < 0:
                     break
-                last_start[stage] = max(end[rank], arrives)
-                end[rank] = last_start[stage] + some.pass_ns[kind, stage]
+                is_last = rows.is_last[action]
+                _run(work, traffic, clock, gathered, reduced, rank, stage, kind, is_last, arrives)
                 if kind == _BACKWARD or kind == _WEIGHTS:
-                    if not is_first[stage]:
-                        end[rank] += some.accumulate_ns[stage]
-                    is_first[stage] = False
+                    if has_gradients[stage]:
+                        _pass(clock, rank, work.accumulate_ns[stage])
+                    has_gradients[stage] = True
                 if kind != _WEIGHTS:
-                    _send(rows, some, sent, ports, rank, stage, kind, index, end[rank])
+                    _send(rows, work, clock, sent, rank, stage, kind, index)
                 done[rank] += 1
                 going = True
 
 
 @compiled
+def _pass(clock: _Clock, rank: int, duration: int) -> None:
+    """Kernels on the compute stream; what takes no time is no task and waits for nothing."""
+    if duration:
+        clock.now[rank] = max(clock.now[rank], clock.waits[rank]) + duration
+
+
+@compiled
+def _arrival(sent: Int, kind: int, stage: int, index: int, stages: int) -> int:
+    """When what the action takes is there, -1 where it has not been sent."""
+    if kind == _FORWARD and stage:
+        return int(sent[0, stage - 1, index])
+    if (kind == _BACKWARD or kind == _INPUTS) and stage + 1 < stages:
+        return int(sent[1, stage + 1, index])
+    return 0
+
+
+@compiled
 def _send(
-    rows: _Rows,
-    some: Durations,
-    sent: Int,
-    ports: Int,
-    rank: int,
-    stage: int,
-    kind: int,
-    index: int,
-    ready: int,
+    rows: _Rows, work: Work, clock: _Clock, sent: Int, rank: int, stage: int, kind: int, index: int
 ) -> None:
     """Notes when the result of an action is at the stage that takes it."""
     goes_on = kind == _FORWARD
     peer = stage + 1 if goes_on else stage - 1
-    arrives = ready
+    arrives = clock.now[rank]
     if 0 <= peer < rows.home.size and rows.home[peer] != rank:
-        arrives = max(ports[rank], ready) + some.send_ns[min(stage, peer)]
-        ports[rank] = arrives
+        arrives = max(clock.sends[rank], arrives) + work.send_ns[min(stage, peer)]
+        clock.sends[rank] = arrives
     sent[0 if goes_on else 1, stage, index] = arrives
+
+
+@compiled
+def _run(
+    work: Work,
+    traffic: Traffic,
+    clock: _Clock,
+    gathered: NDArray[np.bool_],
+    reduced: Int,
+    rank: int,
+    stage: int,
+    kind: int,
+    is_last: bool,
+    arrives: int,
+) -> None:
+    """The units of an action, each gathered before and reduced after where that is due."""
+    units = work.pass_ns.shape[1]
+    column, root = work.column[kind, stage], units + stage
+    start, stop = work.first[stage], work.first[stage + 1]
+    reduces = kind != _FORWARD and (is_last or traffic.reduces_always)
+    frees = kind != _FORWARD and (is_last or traffic.frees_after_backward)
+    # A gather may start when the unit two before has run.
+    two_back = one_back = clock.now[rank]
+    clock.waits[rank] = max(clock.waits[rank], arrives)
+    if column != NOTHING:
+        _gather(traffic, clock, gathered, rank, root, two_back)
+    for place in range(stop - start):
+        unit = start + place if kind == _FORWARD else stop - 1 - place
+        if column != NOTHING:
+            _gather(traffic, clock, gathered, rank, unit, two_back)
+            beside = min(work.kernel_ns[column, unit], clock.beside[rank])
+            clock.beside[rank] -= beside
+            lost = max(0, int(traffic.loss * beside) - 2)  # rounded pass by pass, recompute too
+            _pass(clock, rank, work.pass_ns[column, unit] + lost)
+        two_back, one_back = one_back, clock.now[rank]
+        if reduces:
+            _reduce(traffic, clock, reduced, rank, stage, unit, is_last)
+        if frees or (kind == _FORWARD and traffic.frees_after_forward):
+            gathered[unit] = False
+    if reduces:
+        _reduce(traffic, clock, reduced, rank, stage, root, is_last)
+    if frees:
+        gathered[root] = False
+
+
+@compiled
+def _gather(
+    traffic: Traffic,
+    clock: _Clock,
+    gathered: NDArray[np.bool_],
+    rank: int,
+    group: int,
+    ahead: int,
+) -> None:
+    """The rank's next pass waits for the group's parameters."""
+    if gathered[group]:
+        return
+    gathered[group] = True
+    if traffic.is_beside[0]:
+        if traffic.gather_ns[group]:
+            ends = max(clock.gathers[rank], ahead) + traffic.gather_ns[group]
+            clock.gathers[rank] = ends
+            clock.waits[rank] = max(clock.waits[rank], ends)
+            clock.beside[rank] += traffic.gather_alone_ns[group]
+    else:
+        _pass(clock, rank, traffic.gather_ns[group])
+
+
+@compiled
+def _reduce(
+    traffic: Traffic,
+    clock: _Clock,
+    reduced: Int,
+    rank: int,
+    stage: int,
+    group: int,
+    is_last: bool,
+) -> None:
+    """The group's gradients are cast, scattered, and in the last backward summed over replicas."""
+    _pass(clock, rank, traffic.cast_ns[group])
+    moved = traffic.reduce_ns[group] + (traffic.sum_ns[group] if is_last else 0)
+    if not moved:
+        return
+    if traffic.is_beside[1]:
+        clock.reduces[rank] = max(clock.reduces[rank], clock.now[rank]) + moved
+        clock.beside[rank] += traffic.reduce_alone_ns[group]
+        if is_last:
+            clock.beside[rank] += traffic.sum_ns[group]
+        reduced[stage] = clock.reduces[rank]
+    else:
+        _pass(clock, rank, moved)

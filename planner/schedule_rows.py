@@ -15,9 +15,11 @@ otherwise runs one after the other; here they stand one after the other.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
+
+import numpy as np
 
 from claw_plan.planner.actions import (
     BACKWARD,
@@ -91,34 +93,36 @@ def _rounds(
     in_round = microbatches_per_round(num_ranks, num_microbatches)
     total = num_microbatches * stages_per_rank
     ahead = min(total, (stages_per_rank - 1) * in_round + hops * (num_ranks - 1 - rank))
-
-    def action(kind: str, step: int) -> Action:
-        turn, place = divmod(step, in_round)
-        chunk = turn % stages_per_rank
-        chunk = chunk if kind == FORWARD else stages_per_rank - 1 - chunk
-        microbatch = turn // stages_per_rank * in_round + place
-        return Action(chunk * num_ranks + rank, kind, microbatch)
-
-    row = [action(FORWARD, step) for step in range(ahead)]
-    for step in range(total):
-        if ahead + step < total:
-            row.append(action(FORWARD, ahead + step))
-        row.append(action(BACKWARD, step))
-    return tuple(row)
+    step = np.arange(total)
+    turn, place = np.divmod(step, in_round)
+    chunk = turn % stages_per_rank
+    microbatch = turn // stages_per_rank * in_round + place
+    # After those ahead a forward comes before each backward, as long as there are some.
+    forward = np.where(step < ahead, step, 2 * step - ahead)
+    backward = ahead + np.minimum(step + 1, total - ahead) + step
+    row = np.empty((2 * total, 2), np.int64)
+    row[forward] = np.stack([chunk * num_ranks + rank, microbatch], axis=1)
+    row[backward] = np.stack(
+        [(stages_per_rank - 1 - chunk) * num_ranks + rank, microbatch], axis=1
+    )
+    kinds = np.full(2 * total, FORWARD)
+    kinds[backward] = BACKWARD
+    return tuple(map(Action, row[:, 0].tolist(), kinds.tolist(), row[:, 1].tolist()))
 
 
 def _split(late: int, row: tuple[Action, ...]) -> tuple[Action, ...]:
     """Each backward as I, and its W after `late` more."""
     actions: list[Action] = []
-    waiting: list[Action] = []
+    waiting: deque[Action] = deque()
     for action in row:
-        if action.kind == FORWARD:
+        stage, kind, index = action
+        if kind == FORWARD:
             actions.append(action)
             continue
-        actions.append(action._replace(kind=INPUT_GRADIENT))
-        waiting.append(action._replace(kind=WEIGHT_GRADIENT))
+        actions.append(Action(stage, INPUT_GRADIENT, index))
+        waiting.append(Action(stage, WEIGHT_GRADIENT, index))
         if len(waiting) > late:
-            actions.append(waiting.pop(0))
+            actions.append(waiting.popleft())
     return (*actions, *waiting)
 
 

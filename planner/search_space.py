@@ -96,7 +96,13 @@ class _Searcher:
         return path
 
     def _leaf(self, candidate: Candidate, path: StagePath, first_try: bool) -> Branch[Choice]:
-        bound = self._scorer.bounds.candidate_ns(candidate, path)
+        """A candidate under the bound of its streams; what opens it plays the step first."""
+        bounds, order = self._scorer.bounds, _order(candidate)
+
+        def look_closer() -> Iterable[Branch[Choice]]:
+            if not self._scorer.memory.fits(candidate, path.cuts):
+                return [Branch(bound, order, 1, evaluate)]
+            return [Branch(max(bound, bounds.candidate_ns(candidate, path)), order, 1, evaluate)]
 
         def evaluate() -> Evaluated[Choice] | Iterable[Branch[Choice]]:
             choice = (candidate, path.cuts)
@@ -110,7 +116,8 @@ class _Searcher:
             self.pruned.append(choice)
             return Evaluated(choice, None)
 
-        return Branch(bound, _order(candidate), 1, evaluate)
+        bound = bounds.streams_ns(candidate, path)
+        return Branch(bound, order, 1, look_closer)
 
 
 def _order(candidate: Candidate) -> tuple[object, ...]:

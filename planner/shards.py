@@ -104,7 +104,24 @@ class ShardSizes:
             # A parameter no unit uses is still stored; every stage keeps what the root holds.
             for unit in parameter.units or (0,):
                 self._of_unit[unit].append(parameter)
+        self._alike = dict(self._find_alike())
         self.groups = lru_cache(maxsize=None)(self._groups)
+        self._block = lru_cache(maxsize=None)(self._block_size)
+
+    def _find_alike(self) -> Iterator[tuple[int, int]]:
+        """Of each block that shares no parameter: the first whose parameters are of its shapes."""
+        first: dict[tuple[object, ...], int] = {}
+        for unit in range(1, self._last):
+            own = self._of_unit[unit]
+            if own and all(parameter.units == (unit,) and parameter.shape for parameter in own):
+                shapes = tuple((p.shape, p.tp_dim, p.trainable) for p in own)
+                yield unit, first.setdefault(shapes, unit)
+
+    def _block_size(self, unit: int, tp: int, dp_shard: int, place: Place) -> GroupSize:
+        size = GroupSize()
+        for parameter in self._of_unit[unit]:
+            size = size.plus(parameter, tp, dp_shard, place)
+        return size
 
     def group_of(self, parameter: Parameter, unit: int) -> int:
         """The group that holds the parameter when a stage meets it at `unit`."""
@@ -126,8 +143,18 @@ class ShardSizes:
         self, start: int, stop: int, tp: int, dp_shard: int, place: Place = FIRST
     ) -> dict[int, GroupSize]:
         sizes: dict[int, GroupSize] = {ROOT: GroupSize()}
-        for group, parameter in self.stage_parameters(start, stop):
-            sizes[group] = sizes.get(group, GroupSize()).plus(parameter, tp, dp_shard, place)
+        seen: set[str] = set()
+        for unit in range(start, stop):
+            if unit in self._alike:
+                sizes[unit] = self._block(self._alike[unit], tp, dp_shard, place)
+                continue
+            for parameter in self._of_unit[unit]:
+                if parameter.name in seen:
+                    continue
+                seen.add(parameter.name)
+                group = self.group_of(parameter, unit)
+                size = sizes.get(group, GroupSize())
+                sizes[group] = size.plus(parameter, tp, dp_shard, place)
         return sizes
 
     def unit_whole(self, unit: int, tp: int) -> int:
