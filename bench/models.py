@@ -1,10 +1,11 @@
 """Models that nobody here wrote: planned, verified against one process, or rightly refused.
 
-Every entry of bench/model_sources/*.yaml names a package (or a public repository, cloned by the
-user into a folder of --clones), the few lines of a model file, and which plans to verify. What is
-not installed or not cloned is left out.
+Every entry of bench/model_sources/*.yaml names a package, or a commit of a public repository that
+the user has cloned: `git clone https://github.com/karpathy/nanoGPT clones/karpathy+nanoGPT`. It
+says how the model is built and which plans to verify. What is not installed or not cloned is left
+out. `--results` keeps what was found in a file, so that a table can be made in pieces.
 
-Run: python bench/models.py [--write docs/models.md] [--only NAME,…] [--clones FOLDER]
+Run: python bench/models.py [--write docs/models.md] [--only NAME;…] [--clones FOLDER]
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import argparse
 import importlib.util
 import json
 import multiprocessing
-import shutil
+import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +28,7 @@ import yaml
 
 from claw_plan.executor.verify import verify_plans
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.fake_build import build_fake
 from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.plan import save_plan
 from claw_plan.planner.plan_writer import write_plan
@@ -33,6 +36,7 @@ from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import search_space
 from claw_plan.planner.space import Space
+from claw_plan.planner.torch_private import FakeTensorMode
 from claw_plan.planner.trace import trace
 from claw_plan.profiles.cluster_file import load_cluster
 from claw_plan.profiles.cost_model import ClusterCostModel
@@ -56,8 +60,9 @@ TIME_LIMIT_S = 280
 class Source:
     """One model: where it comes from, how it is built, and what should come of it.
 
-    `file` are the lines of a model file; without it `path` in the clone of `repository` is the
-    model, with `build` and `inputs`. `published` is the count its authors state. `plans` are
+    `file` are the lines of a model file, which in a repository lies at `path`; without it the file
+    at `path` is the model, with `build` and `inputs`. `files` are the patterns of what is taken
+    from a repository. `published` is the number of parameters its authors state. `plans` are
     verified; none for models planned for a `cluster` only. `refusal` is a part of the sentence
     that is right for models that cannot be trained as they stand.
     """
@@ -65,6 +70,8 @@ class Source:
     name: str
     package: str | None = None
     repository: str | None = None
+    commit: str = "HEAD"
+    files: Sequence[str] = ("*.py",)
     file: str | None = None
     config: dict[str, Any] | None = None
     path: str | None = None
@@ -89,14 +96,18 @@ class Source:
         return clones / self.repository.replace("/", "+")
 
     def model_file(self, folder: Path, clones: Path) -> Path:
-        """The model file, written into the folder if it is not one of a clone."""
+        """The model file, in the folder with all that the repository has beside it."""
         if self.repository is not None:
-            shutil.copytree(self.clone(clones), folder, dirs_exist_ok=True)
-        if self.path is not None:
-            return folder / self.path
-        text = json.dumps(self.config) if self.file is None else self.file
-        target = folder / f"{self.name}{'.json' if self.file is None else '.py'}"
-        target.write_text(text)
+            archive = folder / "archive.tar"
+            command = ["git", "-C", str(self.clone(clones)), "archive", "-o", str(archive)]
+            subprocess.run([*command, self.commit, "--", *self.files], check=True)
+            with tarfile.open(archive) as files:
+                files.extractall(folder, filter="data")
+        ending = "py" if self.config is None else "json"
+        target = folder / (self.path or f"{self.name}.{ending}")
+        text = json.dumps(self.config) if self.config is not None else self.file
+        if text is not None:
+            target.write_text(text)
         return target
 
 
@@ -179,10 +190,7 @@ def _plan(source: Source, model: LoadedModel, folder: Path, result: Result) -> P
 
 def _own_count(model: LoadedModel) -> int:
     """What torch counts in the model that the package builds, ties once."""
-    import torch
-
-    with torch.device("meta"):
-        module = model.make()
+    module = build_fake(model, FakeTensorMode())
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -247,37 +255,58 @@ def plan_apart(source: Source, folder: Path, clones: Path) -> tuple[Result, Path
 
 def row(source: Source, result: Result) -> str:
     """One line of the table."""
-    where = source.package or source.repository or ""
+    where = source.package or f"{source.repository} {source.commit[:7]}"
     what = f"| {source.name} | {where} "
     if result.refusal:
-        return f"{what}| - | refused: {result.refusal} |"
-    count = f"{result.parameters:,}"
+        right = source.refusal is not None and source.refusal in result.refusal
+        return f"{what}| - | {'' if right else 'WRONGLY '}refused: {result.refusal} |"
+    if source.refusal is not None:
+        return f"{what}| {result.parameters:,} | WRONG: not refused |"
+    parts = [f"planned for {source.cluster}: {result.planned}"] if result.planned else []
+    parts += [_verified(plan, told) for plan, told in result.verified.items()]
+    return f"{what}| {_count(source, result)} | {'; '.join(parts)} |"
+
+
+def _count(source: Source, result: Result) -> str:
+    """Parameters, which must be those that torch counts and that the authors state."""
+    text = f"{result.parameters:,}"
     if result.parameters != result.own_count:
-        count += f" BUT {result.own_count:,}"
-    parts = [f"planned: {result.planned}"] if result.planned else []
-    for plan, told in result.verified.items():
-        if isinstance(told, str):
-            parts.append(f"{plan}: {told}")
-        else:
-            worst = max(told["fp64_max_loss_diff"], told["fp64_max_param_diff"])
-            parts.append(
-                f"{plan}: {worst:.0e}"
-                if told["ok"]
-                else f"{plan}: WRONG {told['first_difference']}"
-            )
-    return f"{what}| {count} | {'; '.join(parts)} |"
+        text += f" WRONG, torch counts {result.own_count:,}"
+    if source.published not in (None, result.parameters):
+        text += f" WRONG, published are {source.published:,}"
+    return text + (" as published" if source.published == result.parameters else "")
 
 
-def page(present: Sequence[Source], lines: Sequence[str]) -> str:
+def _verified(plan: str, told: str | dict[str, Any]) -> str:
+    if isinstance(told, str):
+        return f"{plan}: {told}"
+    if not told["ok"]:
+        return f"{plan}: WRONG {told['first_difference']}"
+    worst = max(told["fp64_max_loss_diff"], told["fp64_max_param_diff"])
+    return f"{plan}: {worst:.0e}" if worst else f"{plan}: 0"
+
+
+def page(found: Sequence[tuple[Source, Result]]) -> str:
     """docs/models.md."""
-    packages = sorted({each.package for each in present if each.package} | {"torch"})
+    packages = sorted({source.package for source, _ in found if source.package} | {"torch"})
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
+    lines = [row(source, result) for source, result in found]
+    trained = sum(
+        any(isinstance(v, dict) for v in result.verified.values()) for _, result in found
+    )
+    plans = sum(isinstance(v, dict) for _, result in found for v in result.verified.values())
+    refused = sum(bool(result.refusal) for _, result in found)
     return f"""# Models that nobody here wrote
 
 Made by `python bench/models.py --write docs/models.md` from `bench/model_sources/`, with
-{versions}, on CPUs. Behind each plan stands the largest difference in fp64, of losses and
-parameters, from one process after {STEPS} steps (allowed: 1e-10), or why the plan is not offered
-or does not run. Parameters are those that torch counts in the package's own model.
+{versions}, on CPUs. {len(found)} entries: {plans} plans of {trained} models are verified,
+{refused} files are refused.
+
+Behind each plan stands the largest difference in fp64, of losses and parameters, from one process
+after {STEPS} steps (allowed: 1e-10; 0 means bit for bit), or why it is not offered. Parameters are
+those that torch counts in the model itself, where said as its authors publish them. Files of
+repositories are used as they stand at the commit; `bench/model_sources/repositories.yaml` has the
+lines beside them.
 
 | model | from | parameters | planned and verified |
 |---|---|---|---|
@@ -285,25 +314,45 @@ or does not run. Parameters are those that torch counts in the package's own mod
 """
 
 
+Known = dict[str, dict[str, Any]]
+"""What was found before, by name."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="names between semicolons")
     parser.add_argument("--clones", type=Path, default=Path("clones"))
+    parser.add_argument("--results", type=Path, help="JSON with what was found before; added to")
     options = parser.parse_args()
-    names, clones = options.only.split(",") if options.only else [], options.clones.absolute()
+    names, clones = options.only.split(";") if options.only else [], options.clones.absolute()
+    known: Known = {}
+    if options.results and options.results.exists():
+        known = json.loads(options.results.read_text())
     chosen = [each for each in sources() if not names or each.name in names]
+    new = [each for each in chosen if names or each.name not in known]
+    known |= {result.name: asdict(result) for result in try_all(new, clones)}
+    if options.results:
+        options.results.write_text(json.dumps(known, indent=1))
+    found = [(each, Result(**known[each.name])) for each in sources() if each.name in known]
+    if options.write:
+        options.write.write_text(page(found))
+
+
+def try_all(chosen: Sequence[Source], clones: Path) -> list[Result]:
+    """Plans each that is here, then verifies all plans."""
     present = [each for each in chosen if not each.missing(clones)]
     with tempfile.TemporaryDirectory() as name:
         planned = []
         for source in present:
-            planned.append(plan_apart(source, Path(name) / source.name, clones))
+            planned.append(plan_apart(source, Path(name) / str(len(planned)), clones))
             print(row(source, planned[-1][0]), file=sys.stderr, flush=True)
         verify_all(planned)
-    lines = [row(source, result) for source, (result, _) in zip(present, planned, strict=True)]
-    print(*lines, sep="\n")
-    if options.write:
-        options.write.write_text(page(present, lines))
+    results = [result for result, _ in planned]
+    print(
+        *(row(source, result) for source, result in zip(present, results, strict=True)), sep="\n"
+    )
+    return results
 
 
 if __name__ == "__main__":

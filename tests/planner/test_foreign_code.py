@@ -62,7 +62,7 @@ def test_dataclasses_with_postponed_annotations_work(tmp_path: Path) -> None:
     [
         ("x = 1\nraise ValueError('seven\\nmore')", r": ValueError: seven \(model.py line 2\)"),
         ("def f(:", r": SyntaxError: invalid syntax \(model.py line 1\)$"),
-        ("open('no_such_file')", "No such file .*'no_such_file' .*line 1.*; .* run it in its folder"),
+        ("open('no_such_file')", "No such file .*'no_such_file' .*run it in its folder"),
         ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such.*install"),
         ("raise ValueError('not valid:\\n  size is text\\nmore')", "not valid: size is text"),
         ("raise RuntimeError('x is on device meta')", "let the file build on the CPU"),
