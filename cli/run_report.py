@@ -58,7 +58,7 @@ def _traffic(result: RunResult) -> Text:
     sent = [row for row in result.traffic if row["op"] != "recv"]
     calls = sum(row["calls"] * count_ranks(row["ranks"]) for row in sent)
     size = sum(row["bytes"] * count_ranks(row["ranks"]) for row in sent)
-    moved = f"{format_count(calls)} calls of all ranks with {format_bytes(size)}"
+    moved = f"{calls} calls of all ranks with {format_bytes(size)}"
     found = result.traffic_differences
     if not found:
         return Text(moved)
