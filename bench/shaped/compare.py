@@ -1,10 +1,12 @@
 """Plans predicted for shaped hosts against the same plans run on them, after learning on others.
 
-Run (as root): python bench/shaped/compare.py --folder FOLDER [--mbit 200 --delay-ms 1]
-(about five minutes for one repeat on two cores that nobody else uses)
+Run (as root): python bench/shaped/compare.py --folder FOLDER --repeats 3
+    python bench/shaped/compare.py --folder OTHER --mbit 200 200 50 --profile FOLDER/cpu.profile
+(some 25 seconds a plan and repeat on two cores that nobody else uses)
 
 Learns from runs of one small GPT, then predicts plans of a larger one with another batch, runs
-them, in turns when repeated, and prints a line after each; the folder keeps runs and plans.
+them, in turns when repeated, and prints a line after each; the folder keeps runs and plans. What
+every rank moves in a step is compared, too: predicted and counted must be equal.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from switch import Port
 from claw_plan.executor.learn import learn
 from claw_plan.executor.run_files import read_result
 from claw_plan.planner.candidate import parse_fix
-from claw_plan.planner.plan import save_plan
+from claw_plan.planner.plan import load_plan, save_plan
 from claw_plan.planner.planning import PlanningRequest, make_plan, simulate_plan
 from claw_plan.profiles.units import NS_PER_MS
 
@@ -34,24 +36,40 @@ RANKS = 2
 """On each host, which share its core."""
 
 LEARNT_MODEL = "vocab_size=256, block_size=128, n_layer=4, n_head=4, n_embd=192"
-TESTED_MODEL = "vocab_size=256, block_size=128, n_layer=4, n_head=4, n_embd=256"
 LEARNT = (
     (4, "dp_replicate=4,microbatch_size=1"),
     (8, "dp_shard=4,microbatch_size=2"),
     (4, "tp=2,dp_replicate=2,microbatch_size=2"),
     (4, "pp=4,microbatch_size=1,schedule=1F1B"),
-)
-TESTED = (
-    (8, "dp_replicate=4,microbatch_size=2"),
-    (8, "pp=4,microbatch_size=2,schedule=1F1B"),
-    (8, "dp_shard=4,microbatch_size=2,zero=3"),
-    (8, "pp=2,dp_replicate=2,microbatch_size=2,schedule=1F1B"),
-    (8, "tp=2,dp_replicate=2,microbatch_size=4"),
-    (8, "pp=2,tp=2,microbatch_size=2,schedule=GPipe"),
-    (8, "dp_shard=4,microbatch_size=2,zero=2,recompute=full"),
-    (8, "pp=4,microbatch_size=1,schedule=GPipe"),
+    (8, "pp=2,dp_replicate=2,microbatch_size=2,schedule=GPipe"),
 )
 """Global batch and knobs."""
+
+TWO_MODEL = "vocab_size=256, block_size=128, n_layer=4, n_head=4, n_embd=256"
+TWO_HOSTS = (
+    (8, "dp_replicate=4,microbatch_size=2"),
+    (8, "dp_replicate=4,microbatch_size=1,bucket_bytes=2000000"),
+    (8, "dp_shard=4,microbatch_size=2,zero=3"),
+    (8, "dp_replicate=2,dp_shard=2,microbatch_size=2,zero=2"),
+    (8, "tp=2,dp_replicate=2,microbatch_size=4"),
+    (8, "pp=4,microbatch_size=2,schedule=GPipe"),
+    (8, "pp=4,microbatch_size=1,schedule=InterleavedZeroBubble"),
+    (8, "pp=2,dp_replicate=2,microbatch_size=2,schedule=1F1B"),
+    (8, "pp=2,tp=2,microbatch_size=2,schedule=1F1B"),
+    (8, "pp=2,dp_replicate=2,microbatch_size=1,schedule=Interleaved1F1B,stages_per_rank=2"),
+)
+THREE_MODEL = "vocab_size=256, block_size=128, n_layer=6, n_head=4, n_embd=192"
+THREE_HOSTS = (
+    (12, "dp_replicate=6,microbatch_size=2"),
+    (12, "dp_replicate=4,microbatch_size=3"),
+    (12, "pp=6,microbatch_size=2,schedule=1F1B"),
+    (12, "pp=3,dp_replicate=2,microbatch_size=2,schedule=1F1B"),
+    (12, "pp=3,tp=2,microbatch_size=2,schedule=GPipe"),
+    (12, "pp=2,dp_replicate=2,microbatch_size=2,schedule=1F1B"),
+    (12, "pp=2,dp_replicate=2,microbatch_size=3,schedule=ZBVZeroBubble,stages_per_rank=2"),
+    (12, "dp_replicate=2,microbatch_size=3"),
+)
+"""Of six ranks, and of those that leave slow hosts, the last ones, out."""
 
 NEUTRAL = {"recompute": "none", "dp_replicate": 1, "dp_shard": 1, "tp": 1, "pp": 1}
 GAP = 0.10
@@ -66,7 +84,7 @@ class Row:
     plan: Path
     predicted_ms: float
     measured: list[float] = field(default_factory=list)
-    sent_mb: float = 0.0
+    differences: list[str] = field(default_factory=list)
 
     @property
     def measured_ms(self) -> float:
@@ -82,7 +100,7 @@ class Row:
         return (
             f"| `{self.knobs}` | {self.predicted_ms:.0f} | {self.measured_ms:.0f} "
             f"| {low:.0f} to {high:.0f} ({len(self.measured)}) | {self.error:+.0%} "
-            f"| {self.sent_mb:.1f} |"
+            f"| {self.differences[0] if self.differences else 'equal'} |"
         )
 
 
@@ -91,9 +109,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--mbit", type=float, nargs="+", default=[200.0, 200.0], help="per host")
     parser.add_argument("--delay-ms", type=float, default=1.0, help="one way, host to switch")
-    parser.add_argument("--learnt-steps", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--profile", type=Path, help="learnt before, instead of learning here")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the plans, from 0")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are taken down on the way
     folder: Path = options.folder.resolve()
@@ -104,17 +123,8 @@ def main() -> None:
         Port(bits_per_s=int(m * 1e6), delay_ns=int(options.delay_ms * 1e6)) for m in options.mbit
     ]
     with Hosts(ports) as hosts:
-        learnt = [
-            _run(hosts, _plan(cluster, f"learnt{n}", LEARNT_MODEL, *asked), options.learnt_steps)
-            for n, asked in enumerate(LEARNT)
-        ]
-        learned = learn(learnt, folder / "cpu.profile")
-        print(f"learnt: median error {learned.median_error(after=True):.0%}", flush=True)
-        rows = []
-        for number, (batch, knobs) in enumerate(TESTED):
-            plan = _plan(cluster, f"tested{number}", TESTED_MODEL, batch, knobs)
-            predicted = simulate_plan(plan, learned.profile).step_time_ns / NS_PER_MS
-            rows.append(Row(knobs=knobs, plan=plan, predicted_ms=predicted))
+        profile = options.profile or _learn(hosts, cluster, options.steps)
+        rows = _predict(cluster, profile, len(options.mbit), options.only)
         for _ in range(options.repeats):
             for row in rows:
                 _measure(hosts, row, options.steps)
@@ -124,15 +134,42 @@ def main() -> None:
 def cluster_text(mbit: list[float], delay_ms: float) -> str:
     """cluster.yaml as a user of these hosts would write it."""
     lines = ["name: shaped", "nodes:"]
-    for rate in mbit:
+    for rate in sorted(set(mbit), reverse=True):
         lines += [
-            f"  - devices: {{type: cpu, cores: 1, count: {RANKS}}}",
-            f"    nics: {{name: shaped, bandwidth: {rate:g} Mb/s, latency: {2 * delay_ms:g} ms}}",
+            f"  - count: {mbit.count(rate)}",
+            f"    devices: {{type: cpu, cores: 1, count: {RANKS}}}",
+            f"    nics: {{name: shaped-{rate:g}, bandwidth: {rate:g} Mb/s, "
+            f"latency: {2 * delay_ms:g} ms}}",
             "    host: {memory: 8 GiB, cores: 1}",
         ]
-    if len(set(mbit)) == 1:
-        lines[2:] = [f"  - count: {len(mbit)}", lines[2].replace("  - ", "    "), *lines[3:5]]
     return "\n".join(lines) + "\n"
+
+
+def _learn(hosts: Hosts, cluster: Path, steps: int) -> Path:
+    """Runs of other plans of another model, and what is learnt from them."""
+    runs = []
+    for number, (batch, knobs) in enumerate(LEARNT):
+        plan = _plan(cluster, f"learnt{number}", LEARNT_MODEL, batch, knobs)
+        runs.append(_run(hosts, plan, steps))
+    learned = learn(runs, cluster.with_name("cpu.profile"))
+    for run in learned.runs:
+        print(
+            f"learnt from {run.knobs}: measured {run.measured_ns / NS_PER_MS:.0f} ms, predicted "
+            f"{run.before_ns / NS_PER_MS:.0f} before and {run.after_ns / NS_PER_MS:.0f} after",
+            flush=True,
+        )
+    return learned.profile
+
+
+def _predict(cluster: Path, profile: Path, hosts: int, only: list[int] | None) -> list[Row]:
+    config, tested = (TWO_MODEL, TWO_HOSTS) if hosts == 2 else (THREE_MODEL, THREE_HOSTS)
+    rows = []
+    for number, (batch, knobs) in enumerate(tested):
+        if only is None or number in only:
+            plan = _plan(cluster, f"tested{number}", config, batch, knobs)
+            predicted = simulate_plan(plan, profile).step_time_ns / NS_PER_MS
+            rows.append(Row(knobs=knobs, plan=plan, predicted_ms=predicted))
+    return rows
 
 
 def _plan(cluster: Path, name: str, config: str, global_batch: int, knobs: str) -> Path:
@@ -153,26 +190,17 @@ def _plan(cluster: Path, name: str, config: str, global_batch: int, knobs: str) 
 def _run(hosts: Hosts, plan: Path, steps: int) -> Path:
     runs = plan.with_name(f"{plan.stem}-runs")
     known = set(runs.iterdir()) if runs.exists() else set()
-    command = [
-        str(PROGRAM),
-        "run",
-        str(plan),
-        "--steps",
-        str(steps),
-        "--runs",
-        str(runs),
-        "--json",
-    ]
-    hosts.run(command, RANKS)
+    command = [str(PROGRAM), "run", str(plan), "--steps", str(steps), "--runs", str(runs)]
+    ranks = load_plan(plan).knobs().num_devices
+    hosts.run([*command, "--json"], RANKS, hosts=-(-ranks // RANKS))
     (made,) = set(runs.iterdir()) - known
     return made
 
 
 def _measure(hosts: Hosts, row: Row, steps: int) -> None:
-    before = hosts.sent(0)[0]
-    run = _run(hosts, row.plan, steps)
-    row.sent_mb = (hosts.sent(0)[0] - before) / 1e6
-    row.measured.append(read_result(run).step_time_ms["median"])
+    result = read_result(_run(hosts, row.plan, steps))
+    row.measured.append(result.step_time_ms["median"])
+    row.differences += result.traffic_differences
     print(row.line(), flush=True)
 
 
@@ -188,14 +216,16 @@ def summary(rows: list[Row]) -> list[str]:
         if slow.measured_ms > (1 + GAP) * fast.measured_ms
     ]
     right = sum(fast.predicted_ms < slow.predicted_ms for fast, slow in apart)
+    equal = sum(not row.differences for row in rows)
     return [
         f"- median error {median:.1%} over {len(rows)} plans",
         f"- of {len(apart)} pairs measured over {GAP:.0%} apart, {right} predicted in that order",
         f"- predicted best `{chosen.knobs}`, measured best `{best.knobs}`: "
         f"{chosen.measured_ms / best.measured_ms - 1:.0%} slower",
+        f"- calls and bytes of every rank as predicted in {equal} of {len(rows)} plans",
         "",
-        "| plan | predicted ms | measured ms | medians (runs) | error | MB from host 0 a run |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| plan | predicted ms | measured ms | medians (runs) | error | moved |",
+        "|---|--:|--:|--:|--:|---|",
         *(row.line() for row in rows),
     ]
 

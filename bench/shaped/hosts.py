@@ -61,12 +61,15 @@ class Hosts:
     ) -> None:
         self._keeper.communicate()  # closes its stdin
 
-    def run(self, command: Sequence[str], ranks_per_host: int) -> None:
-        """The command as every rank; SystemExit when one fails, which ends the others."""
-        world = ranks_per_host * len(self.names)
+    def run(self, command: Sequence[str], ranks_per_host: int, hosts: int | None = None) -> None:
+        """The command as every rank of the first `hosts`; None: of all.
+
+        Raises SystemExit when one fails, which ends the others.
+        """
+        world = ranks_per_host * (hosts or len(self.names))
         ranks = [
             subprocess.Popen(
-                ["ip", "netns", "exec", self.names[rank // ranks_per_host], *command],
+                [*_inside(self.names[rank // ranks_per_host]), *command],
                 env=os.environ | _environment(rank, world, ranks_per_host),
                 stdout=subprocess.DEVNULL if rank else None,
             )
@@ -93,6 +96,12 @@ class Hosts:
             text=True,
         ).stdout.split()
         return int(out[0]), int(out[1])
+
+
+def _inside(name: str) -> list[str]:
+    """In the host's network, and under its name, which programs that compare hosts ask for."""
+    named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name)
+    return ["ip", "netns", "exec", name, *named]
 
 
 def _environment(rank: int, world: int, ranks_per_host: int) -> dict[str, str]:

@@ -129,6 +129,18 @@ def test_nothing_stays_however_the_maker_ends(number: signal.Signals) -> None:
 
 @pytest.mark.slow
 @needs_namespaces
+def test_ranks_see_the_name_of_their_host_and_only_those_of_chosen_hosts_run(
+    tmp_path: Path,
+) -> None:
+    with Hosts([PORT, PORT, PORT]) as hosts:
+        hosts.run(["sh", "-c", f"hostname > {tmp_path}/$RANK-of-$WORLD_SIZE"], 2, hosts=2)
+        names = hosts.names
+    found = {path.name: path.read_text().strip() for path in tmp_path.iterdir()}
+    assert found == {f"{rank}-of-4": names[rank // 2] for rank in range(4)}
+
+
+@pytest.mark.slow
+@needs_namespaces
 def test_a_rank_that_fails_ends_the_others() -> None:
     with Hosts([PORT, PORT]) as hosts, pytest.raises(SystemExit, match="ended with"):
         hosts.run(["sh", "-c", "test $RANK = 1 && exit 7; sleep 100"], 2)
