@@ -37,6 +37,12 @@ def launch_options(command: Command) -> Command:
             help="Write a batch script for Slurm beside the plan, say what to type, and end.",
         ),
         click.option(
+            "--nvtx",
+            is_flag=True,
+            help="Name passes, stages' actions, blocks and the optimizer for profilers "
+            "(docs/profilers.md).",
+        ),
+        click.option(
             "--preflight/--no-preflight",
             default=True,
             help="Compare versions, memory and network of all ranks with the plan first.  "
@@ -69,6 +75,7 @@ def take_launch(options: dict[str, Any]) -> Launch:
         hostfile=options.pop("hostfile"),
         timeout_s=options.pop("timeout"),
         preflight=options.pop("preflight"),
+        nvtx=options.pop("nvtx"),
         say=say,
     )
 

@@ -36,7 +36,8 @@ class Job:
 
     `device_type` is 'cpu' or 'cuda' (ROCm too). `data` is a text file to train on, empty for
     none. `timeout_s` is how long the ranks wait for each other; `preflight` says whether they
-    look at themselves and at the network first. Checkpoints go to `checkpoint_folder` (empty:
+    look at themselves and at the network first, `nvtx` whether the parts of steps are named for
+    profilers. Checkpoints go to `checkpoint_folder` (empty:
     none) every so many steps (0: at the end alone), and the newest `keep` stay (None: all);
     `resume` is the checkpoint to go on from, `init_from` what to take first weights from.
     `keep_blocks` says for each plan to verify how many blocks are left of its model, None: all.
@@ -50,6 +51,7 @@ class Job:
     data: str = ""
     timeout_s: float = TIMEOUT_S
     preflight: bool = False
+    nvtx: bool = False
     checkpoint_folder: str = ""
     checkpoint_every: int = 0
     keep: int | None = None

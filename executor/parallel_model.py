@@ -33,6 +33,7 @@ from claw_plan.executor.microbatches import replicate, run_microbatches
 from claw_plan.executor.offload import HostOptimizer
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.pipeline import RecordedStage, make_pipeline
+from claw_plan.executor.ranges import Ranges
 from claw_plan.executor.rank_stages import TiedCopy, make_rank_stages
 from claw_plan.executor.reached import leave_unreached
 from claw_plan.executor.recorder import StepRecorder
@@ -82,6 +83,7 @@ class ParallelModel:
     unreached: frozenset[str] = frozenset()
     counted: Sequence[nn.Parameter] = ()
     recorder: StepRecorder | None = None
+    ranges: Ranges | None = None
     optimizer_work: OpWork | None = None
 
     def train_step(self, batch: Batch) -> float:
@@ -99,15 +101,19 @@ class ParallelModel:
     def recorded(
         self, kind: str, name: str, *, awaits_peer: bool = False
     ) -> AbstractContextManager[None]:
-        """Around one computation: a span while a recorder looks, otherwise nothing."""
-        if self.recorder is None:
-            return nullcontext()
-        return self.recorder.span(kind, name, awaits_peer=awaits_peer)
+        """Around one computation: a span while a recorder looks, a range where profilers look."""
+        recording: AbstractContextManager[None] = nullcontext()
+        if self.recorder is not None:
+            recording = self.recorder.span(kind, name, awaits_peer=awaits_peer)
+        if self.ranges is None:
+            return recording
+        return self.ranges.around(name if kind == "other" else f"{kind} {name}", recording)
 
     def _recorded_optimizer(self) -> AbstractContextManager[None]:
-        if self.recorder is None or self.optimizer_work is None:
-            return nullcontext()
-        return self.recorder.optimizer(self.optimizer_work)
+        recording: AbstractContextManager[None] = nullcontext()
+        if self.recorder is not None and self.optimizer_work is not None:
+            recording = self.recorder.optimizer(self.optimizer_work)
+        return recording if self.ranges is None else self.ranges.around("optimizer", recording)
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         """Accumulates the gradients of this rank's slice; answers with its mean loss."""

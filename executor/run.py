@@ -144,6 +144,7 @@ def _job(
         data=str(data.resolve()) if data is not None else "",
         timeout_s=launch.timeout_s,
         preflight=launch.preflight,
+        nvtx=launch.nvtx,
         **checkpoints.job_fields(folder),
     )
 

@@ -32,7 +32,7 @@ class _StageDone(BaseException):
     """Leaves the model's forward. Not an Exception: a model's own handler must not catch it."""
 
 
-class _StandIn(nn.Module):
+class StandIn(nn.Module):
     """In a module's place. Its settings can still be read: `self.conv.stride`, `block.kind`."""
 
     def __init__(self, original: nn.Module) -> None:
@@ -48,7 +48,7 @@ class _StandIn(nn.Module):
             return getattr(self._original[0], name)
 
 
-class _Absent(_StandIn):
+class _Absent(StandIn):
     """Stands for a module that runs on an earlier or later stage."""
 
     def __init__(self, original: nn.Module, recorded: Any, *, is_changed: bool) -> None:
@@ -74,7 +74,7 @@ class _Absent(_StandIn):
         return moved
 
 
-class _Leave(_StandIn):
+class _Leave(StandIn):
     """Stands where the next stage begins."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from claw_plan.executor.job import Job, Progress
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.pipeline import time_sends
+from claw_plan.executor.ranges import name_ranges
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.run_checkpoints import RunCheckpoints
@@ -101,6 +102,8 @@ def train(
     plan, loaded = open_plan(job.plans[0])
     memory = MemoryMeter(rank.device)
     compiled = compile_plan(plan, loaded, rank.device)
+    if job.nvtx:
+        compiled.ranges = name_ranges(compiled.stages, plan.blocks, rank.device)
     source = make_source(plan, loaded, Path(job.data) if job.data else None)
     if isinstance(source, TextSource):
         for stage in compiled.stages:
