@@ -158,11 +158,12 @@ def test_it_is_in_the_replicas_buckets(toys):
     assert sum(sizes) == 4 * (64 * 8 + 4 * 8 * 8 + 1)
 
 
-def test_a_bound_gathers_no_scalars(toys):
+def test_no_bound_gathers_it(toys):
     """A gather of one element would cost a latency that no step has."""
-    scorer = Scorer(toys.problem(toys.graph(layers=4), global_batch=8))
-    with_it = Scorer(toys.problem(with_scale(toys.graph(layers=4)), global_batch=8))
-    candidate = Candidate(dp_shard=2)
-    assert with_it.bounds._sharded_traffic(candidate, ((0, 6),), 1) == (
-        scorer.bounds._sharded_traffic(candidate, ((0, 6),), 1)
-    )
+    scorer = Scorer(toys.problem(with_scale(toys.graph(layers=4)), global_batch=8))
+    for zero in (1, 2, 3):
+        for replicas in (1, 2):
+            candidate = Candidate(dp_shard=2, dp_replicate=replicas, zero=zero)
+            path = scorer.bounds.stage_path(candidate)
+            simulated = scorer.step_time_ns(candidate, path.cuts)
+            assert scorer.bounds.candidate_ns(candidate, path) <= simulated
