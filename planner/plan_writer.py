@@ -40,6 +40,9 @@ HALF_WIDTH = {MEASURED: 0.05, INTERPOLATED: 0.08, FITTED: 0.15, ANALYTIC: 0.25}
 """Half width of the 90 % interval by what the kernel times rest on, as a fraction. Judgement, not
 a fit: planners' published errors are 2-8 % on measured kernels and 10-40 % without."""
 
+MOST_COUNTED = 64
+"""Ranks of a plan whose traffic is predicted rank by rank: the step is lowered for each place."""
+
 WITHOUT_PROFILE = UNKNOWN
 """The same where a trainer's constants stand in for a profile: the user's software is one more."""
 
@@ -56,7 +59,10 @@ def write_plan(
     """The plan of a candidate; the model's file is named relative to `folder`."""
     graph, training, candidate = problem.graph, problem.training, scored.candidate
     microbatches = candidate.num_microbatches(training.global_batch)
-    traffic = predict_traffic(problem, ShardSizes(graph), candidate, scored.cuts)
+    traffic = None
+    if candidate.num_devices <= MOST_COUNTED:
+        ranks = predict_traffic(problem, ShardSizes(graph), candidate, scored.cuts)
+        traffic = rows_of(ranks)
     return Plan(
         version=1,
         model=PlanModel(
@@ -98,7 +104,7 @@ def write_plan(
         sharding=_sharding(graph, candidate) if candidate.dp_shard > 1 else [],
         communication=_communication(graph, candidate),
         prediction=predict(scored, profile, search, problem.trainer).model_copy(
-            update={"traffic": rows_of(traffic)}
+            update={"traffic": traffic}
         ),
     )
 
