@@ -59,11 +59,11 @@ def _why_not(
     found: Searched,
     best: Scored,
 ) -> Iterator[str]:
-    simulated = [
-        (found.times_ns[candidate], candidate) for candidate, _ in found.ranked if uses(candidate)
-    ]
-    if simulated:
-        time_ns, candidate = simulated[0]
+    closest = [(found.times_ns[candidate], candidate) for candidate, _ in found.ranked]
+    closest += [(bound, candidate) for bound, (candidate, _) in found.looked_at]
+    closest = [entry for entry in closest if uses(entry[1])]
+    if closest:
+        time_ns, candidate = min(closest)
         slower = time_ns / best.step_time_ns - 1
         yield f"{axis}: {slower:+.1%} at best ({format_ns(time_ns)} with {candidate.short()})"
         return

@@ -6,10 +6,10 @@ scores a plan that exists, edited or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import InfeasiblePlan, PlanError
@@ -23,7 +23,7 @@ from claw_plan.planner.plan_writer import write_plan
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
-from claw_plan.planner.search_space import search_space
+from claw_plan.planner.search_space import Choice, search_space
 from claw_plan.planner.space import Space, batch_refusal, check_pinned
 from claw_plan.planner.trace import trace
 from claw_plan.planner.vocabulary_parallel import STYLES
@@ -90,7 +90,16 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     problem, assumed = _pose(request, cluster, model, profile)
     scorer = Scorer(problem)
     space = Space(problem, request.fix)
-    found = search_space(scorer, space, time_limit_s=request.time_limit_s, progress=say)
+    say("scoring the baselines", 0.2)
+    plain = _baselines(scorer, request.fix)
+    found = search_space(
+        scorer,
+        space,
+        others=request.top,
+        known=[choice for choice in plain.values() if _agrees(choice, request.fix)],
+        time_limit_s=request.time_limit_s,
+        progress=say,
+    )
     if not found.report.space:
         raise PlanError(space.explain_empty())
     if not found.ranked:
@@ -98,8 +107,6 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     best, *others = (
         scorer.score(candidate, cuts) for candidate, cuts in found.ranked[: request.top + 1]
     )
-    say("scoring the baselines", 1.0)
-    baselines = dict(_baselines(scorer, request.fix))
     plan = write_plan(
         problem,
         best,
@@ -112,7 +119,10 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
         plan=plan,
         best=best,
         alternatives=tuple(others),
-        baselines=baselines,
+        baselines={
+            name: choice if isinstance(choice, str) else scorer.score(*choice)
+            for name, choice in plain.items()
+        },
         search=found.report,
         graph=problem.graph,
         cluster=cluster,
@@ -239,7 +249,7 @@ def _find_profile(given: Path | None, text: str, cluster: Cluster) -> tuple[Prof
     return None, "catalogue"
 
 
-def _baselines(scorer: Scorer, fix: Mapping[str, Any]) -> Iterable[tuple[str, Scored | str]]:
+def _baselines(scorer: Scorer, fix: Mapping[str, Any]) -> dict[str, Choice | str]:
     """Plain FSDP and DDP over all devices, each at its best microbatch and recompute."""
     devices = scorer.problem.cluster.num_devices
     free = {knob: fix[knob] for knob in ("microbatch_size", "recompute") if knob in fix}
@@ -247,19 +257,26 @@ def _baselines(scorer: Scorer, fix: Mapping[str, Any]) -> Iterable[tuple[str, Sc
         "FSDP": {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": devices},
         "DDP": {"pp": 1, "tp": 1, "dp_shard": 1, "dp_replicate": devices},
     }
-    for name, knobs in plain.items():
-        try:
-            space = Space(scorer.problem, {**knobs, **free})
-        except PlanError as error:
-            yield name, str(error)
-            continue
-        found = search_space(scorer, space)
-        if found.ranked:
-            yield name, scorer.score(*found.ranked[0])
-        elif found.report.space:
-            yield name, infeasible_message(scorer, found)
-        else:
-            yield name, space.explain_empty()
+    return {name: _baseline(scorer, {**knobs, **free}) for name, knobs in plain.items()}
+
+
+def _baseline(scorer: Scorer, fix: Mapping[str, Any]) -> Choice | str:
+    """The best that has these knobs, or why there is none."""
+    try:
+        space = Space(scorer.problem, fix)
+    except PlanError as error:
+        return str(error)
+    found = search_space(scorer, space)
+    if found.ranked:
+        return found.ranked[0]
+    return infeasible_message(scorer, found) if found.report.space else space.explain_empty()
+
+
+def _agrees(choice: Choice | str, fix: Mapping[str, Any]) -> TypeGuard[Choice]:
+    """Whether a baseline is a candidate of the space under these pins."""
+    return not isinstance(choice, str) and all(
+        getattr(choice[0], knob) == value for knob, value in fix.items()
+    )
 
 
 def simulate_plan(path: Path, profile: Path | None = None) -> Scored:

@@ -12,6 +12,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from sys import maxsize
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -75,12 +76,14 @@ class Outcome(Generic[T]):
 def best_first(
     branches: Iterable[Branch[T]],
     *,
+    known: Iterable[tuple[int, T]] = (),
     time_limit_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Outcome[T]:
     """Opens branches until the best is proven, or the time limit is reached.
 
+    `known` are candidates of the space whose times are known: the answer is no worse.
     `progress(opened, remaining)` is called after every opening. Equal times are ranked by the
     order in which bounds and `order` put them, so the answer is the same on every run that no
     time limit cut.
@@ -89,8 +92,8 @@ def best_first(
     heap = [(b.bound_ns, b.order, index, b) for index, b in enumerate(branches)]
     heapq.heapify(heap)
     serial, opened, memory_pruned = len(heap), 0, 0
-    found: list[tuple[int, int, T]] = []
-    best: int | None = None
+    found = [(time_ns, maxsize, item) for time_ns, item in known]
+    best = min((time_ns for time_ns, _, _ in found), default=None)
     timed_out = False
     while heap and (best is None or heap[0][0] < best):
         if time_limit_s is not None and clock() - start > time_limit_s and best is not None:

@@ -8,7 +8,7 @@ second chance with the best cut that does; only when there is none is it pruned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -31,6 +31,7 @@ Choice: TypeAlias = tuple[Candidate, Cuts]
 class Searched:
     """The candidates that were simulated, best first, with their cuts; and what was not.
 
+    `looked_at` holds those that fit and were only played on idle links, with what that took,
     `pruned` holds the candidates that memory ruled out with their cuts, `pruned_rows` the groups
     that it ruled out whole, `times_ns` the simulated times by candidate.
     """
@@ -40,6 +41,7 @@ class Searched:
     report: SearchReport
     space: Space = field(repr=False)
     bounds: GroupBounds = field(repr=False)
+    looked_at: list[tuple[int, Choice]] = field(repr=False)
     pruned: list[Choice] = field(repr=False)
     pruned_rows: list[int] = field(repr=False)
 
@@ -50,6 +52,7 @@ class _Searcher:
     def __init__(self, scorer: Scorer, space: Space) -> None:
         self._scorer, self._space = scorer, space
         self.bounds = GroupBounds(scorer, space)
+        self.looked_at: dict[Choice, int] = {}
         self.pruned: list[Choice] = []
         self.pruned_rows: list[int] = []
 
@@ -102,7 +105,9 @@ class _Searcher:
         def look_closer() -> Iterable[Branch[Choice]]:
             if not self._scorer.memory.fits(candidate, path.cuts):
                 return [Branch(bound, order, 1, evaluate)]
-            return [Branch(max(bound, bounds.candidate_ns(candidate, path)), order, 1, evaluate)]
+            closer = max(bound, bounds.candidate_ns(candidate, path))
+            self.looked_at[candidate, path.cuts] = closer
+            return [Branch(closer, order, 1, evaluate)]
 
         def evaluate() -> Evaluated[Choice] | Iterable[Branch[Choice]]:
             choice = (candidate, path.cuts)
@@ -134,10 +139,16 @@ def search_space(
     scorer: Scorer,
     space: Space,
     *,
+    others: int = 0,
+    known: Sequence[Choice] = (),
     time_limit_s: float | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Searched:
-    """The best of the space and the proof; `ranked` is empty when nothing fits."""
+    """The best of the space and the proof; `ranked` is empty when nothing fits.
+
+    `others` more are simulated, those that came closest on idle links. The answer is no worse
+    than the candidates `known`, whenever the time limit ends the search.
+    """
     searcher = _Searcher(scorer, space)
     branches = list(searcher.branches())
     total = sum(branch.size for branch in branches)
@@ -146,8 +157,19 @@ def search_space(
         if progress is not None:
             progress("searching", opened / (opened + remaining + 1))
 
-    outcome = best_first(branches, time_limit_s=time_limit_s, progress=show)
-    simulated = len(outcome.ranked)
+    outcome = best_first(
+        branches,
+        known=[(scorer.step_time_ns(*choice), choice) for choice in known],
+        time_limit_s=time_limit_s,
+        progress=show,
+    )
+    times_ns = {choice: time_ns for time_ns, choice in outcome.ranked}
+    left = sorted((bound, *choice) for choice, bound in searcher.looked_at.items())
+    left = [entry for entry in left if entry[1:] not in times_ns]
+    for _, *choice in left[:others]:
+        times_ns[choice[0], choice[1]] = scorer.step_time_ns(*choice)
+    ranked = sorted(times_ns, key=times_ns.__getitem__)
+    simulated = len(ranked)
     report = SearchReport(
         space=total,
         space_per_knob=space.knob_sizes(),
@@ -158,11 +180,12 @@ def search_space(
         gap=outcome.gap,
     )
     return Searched(
-        ranked=tuple(choice for _, choice in outcome.ranked),
-        times_ns={candidate: time_ns for time_ns, (candidate, _) in outcome.ranked},
+        ranked=tuple(ranked),
+        times_ns={candidate: times_ns[candidate, cuts] for candidate, cuts in ranked},
         report=report,
         space=space,
         bounds=searcher.bounds,
+        looked_at=[(bound, (candidate, cuts)) for bound, candidate, cuts in left[others:]],
         pruned=searcher.pruned,
         pruned_rows=searcher.pruned_rows,
     )
