@@ -63,7 +63,7 @@ EVENTS = (*STARTS, *[STEP] * 6, *[CHECKPOINT] * 5)
 
 LONGEST_DELAY_S = {STEP: 0.3, CHECKPOINT: 0.1}
 START_DELAY_S = 1.0
-STARTING_S = 280.0
+STARTING_S = 900.0
 AGAIN = 0.25
 """How often a resumed run is killed too."""
 

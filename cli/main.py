@@ -23,7 +23,7 @@ from claw_plan.cli.planning_commands import plan, simulate
 from claw_plan.cli.profile_command import profile
 from claw_plan.cli.replay_command import replay
 from claw_plan.cli.running_commands import learn, run, verify
-from claw_plan.cli.streams import exit_code, open_closed_streams
+from claw_plan.cli.streams import end_at_once, exit_code, open_closed_streams
 from claw_plan.cli.topology_command import topology
 from claw_plan.cli.validate_command import validate
 from claw_plan.profiles.errors import Interrupted, near_matches
@@ -117,4 +117,8 @@ def main() -> None:
     """The entry point of the installed program."""
     for number in (signal.SIGTERM, signal.SIGUSR1):  # Slurm's warning is the second
         signal.signal(number, _interrupt)  # ends the ranks and clears up, as Ctrl-C does
-    cli.main()
+    try:
+        cli.main()
+    finally:
+        if sys.argv[1:2] == ["run"]:
+            end_at_once(sys.exception())

@@ -84,6 +84,22 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_run_ends_at_once_with_its_code_and_all_that_was_said() -> None:
+    done = run_python(
+        "import atexit, sys\n"
+        "from claw_plan.cli.streams import end_at_once\n"
+        "atexit.register(print, 'taken apart')\n"
+        "print('the result', end='')\n"
+        "try:\n"
+        "    sys.exit(2)\n"
+        "finally:\n"
+        "    end_at_once(sys.exception())\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "the result", "")
+    done = run_python("from claw_plan.cli.streams import end_at_once\nend_at_once(None)\n1 / 0")
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+
+
 def test_what_others_print_meanwhile_goes_to_stderr() -> None:
     done = run_python(
         "import os, subprocess\n"

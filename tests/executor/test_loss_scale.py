@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +38,9 @@ def test_an_overflow_leaves_the_step_out_and_halves_the_scale(alone: Rank) -> No
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 5))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_step_by_step_as_torchs_scaler(alone: Rank, overflows: list[bool], window: int) -> None:
     ours = LossScale(window)
     theirs = torch.amp.GradScaler("cpu", init_scale=START, growth_interval=window)
@@ -60,6 +65,38 @@ def test_at_its_floor_an_overflow_ends_the_training(alone: Rank) -> None:
         assert not scale.divide([weight(float("nan"))])
     with pytest.raises(ExecutionError, match=r"scale down at 1, .* --precision bf16"):
         scale.divide([weight(float("nan"))])
+
+
+WORKER = """
+import json, os, sys, torch, torch.distributed as dist
+from claw_plan.executor.loss_scale import LossScale
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+scale, seen = LossScale(2), []
+for overflows in (None, 1, None, 0, None, None):
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.grad = torch.tensor([float("inf") if overflows == rank else 1.0])
+    seen.append((scale.divide([parameter]), scale.factor))
+with open(f"{folder}/{rank}.json", "w") as file:
+    json.dump(seen, file)
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, str(tmp_path / "worker.py")]
+    processes = [subprocess.Popen([*command, rank, str(tmp_path)]) for rank in "01"]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    half = START / 2
+    expected = [
+        [True, START], [False, half], [True, half], [False, half / 2], [True, half / 2],
+        [True, half],
+    ]  # fmt: skip
+    for rank in "01":
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
 
 
 def test_fp16_trains(tiny_plan: Callable[..., Path], alone: Rank) -> None:
