@@ -28,8 +28,8 @@ from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime
 from claw_plan.planner.pipeline_bound import even_cuts
 from claw_plan.planner.placement import crosses_node
 from claw_plan.planner.problem import Problem, variant_of
-from claw_plan.planner.schedule_bound import KINDS, NOTHING, Work, play
-from claw_plan.planner.schedules import rank_of_stage, schedule_of, stages_of_rank
+from claw_plan.planner.schedule_bound import NOTHING, Work, play
+from claw_plan.planner.schedules import KINDS, rank_of_stage, schedule_of, stages_of_rank
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_cut import Fits, cut_chain
 from claw_plan.simulator.task_graph import Int

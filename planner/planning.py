@@ -95,7 +95,6 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     found = search_space(
         scorer,
         space,
-        others=request.top,
         known=[choice for choice in plain.values() if _agrees(choice, request.fix)],
         time_limit_s=request.time_limit_s,
         progress=say,
@@ -104,9 +103,9 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
         raise PlanError(space.explain_empty())
     if not found.ranked:
         raise InfeasiblePlan(infeasible_message(scorer, found))
-    best, *others = (
-        scorer.score(candidate, cuts) for candidate, cuts in found.ranked[: request.top + 1]
-    )
+    best = scorer.score(*found.ranked[0])
+    others = [*found.ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
+    alternatives = [scorer.score(*choice) for choice in others]
     plan = write_plan(
         problem,
         best,
@@ -118,7 +117,7 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     return PlanningResult(
         plan=plan,
         best=best,
-        alternatives=tuple(others),
+        alternatives=tuple(sorted(alternatives, key=lambda scored: scored.step_time_ns)),
         baselines={
             name: choice if isinstance(choice, str) else scorer.score(*choice)
             for name, choice in plain.items()

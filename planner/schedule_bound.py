@@ -15,12 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from claw_plan.planner.actions import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
-from claw_plan.planner.schedules import rank_of_stage, schedule_actions
+from claw_plan.planner.schedules import KINDS, Columns, schedule_columns
 from claw_plan.simulator.engine import compiled
 from claw_plan.simulator.task_graph import Int
 
-KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
 _FORWARD, _BACKWARD, _INPUTS, _WEIGHTS = range(len(KINDS))
 
 NOTHING = -1
@@ -73,17 +71,6 @@ class Traffic(NamedTuple):
     loss: float
 
 
-class _Rows(NamedTuple):
-    """Rows as columns; rank r's actions are entries first[r] to first[r + 1]."""
-
-    first: Int
-    kind: Int
-    stage: Int
-    microbatch: Int
-    is_last: NDArray[np.bool_]
-    home: Int
-
-
 class _Clock(NamedTuple):
     """Per rank: the end of its last pass and of its other streams; what its next pass waits for.
 
@@ -100,7 +87,7 @@ class _Clock(NamedTuple):
 
 def play(layout: tuple[str, int, int, int], work: Work, traffic: Traffic | None = None) -> Played:
     """Plays a layout: schedule, ranks, microbatches and stages of a rank."""
-    rows = _rows(*layout)
+    rows = schedule_columns(*layout)
     ranks, stages = layout[1], len(rows.home)
     clock = _Clock(*np.zeros((6, ranks), np.int64))
     reduced = np.zeros(stages, np.int64)
@@ -116,33 +103,9 @@ def _no_traffic(groups: int) -> Traffic:
     return Traffic(*[nothing] * 6, np.ones(2, np.bool_), False, False, False, 0.0)
 
 
-@lru_cache(maxsize=256)
-def _rows(schedule: str, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> _Rows:
-    rows = schedule_actions(schedule, num_ranks, num_microbatches, stages_per_rank)
-    number = {kind: index for index, kind in enumerate(KINDS)}
-    actions = np.array(
-        [(number[kind], stage, index) for row in rows for stage, kind, index in row], np.int64
-    )
-    kind, stage = actions[:, 0].copy(), actions[:, 1].copy()
-    stages = num_ranks * stages_per_rank
-    completes = np.flatnonzero((kind == _BACKWARD) | (kind == _WEIGHTS))
-    last = np.zeros(stages, np.int64)
-    last[stage[completes]] = completes  # of several the latest stays
-    is_last = np.zeros(len(kind), np.bool_)
-    is_last[last] = True
-    return _Rows(
-        first=np.cumsum([0, *map(len, rows)]),
-        kind=kind,
-        stage=stage,
-        microbatch=actions[:, 2].copy(),
-        is_last=is_last,
-        home=np.array([rank_of_stage(schedule, index, num_ranks) for index in range(stages)]),
-    )
-
-
 @compiled
 def _play(
-    rows: _Rows, work: Work, traffic: Traffic, num_microbatches: int, clock: _Clock, reduced: Int
+    rows: Columns, work: Work, traffic: Traffic, num_microbatches: int, clock: _Clock, reduced: Int
 ) -> None:
     """Each rank's next actions, up to one whose message has not been sent, until all are done."""
     stages = rows.home.size
@@ -192,7 +155,14 @@ def _arrival(sent: Int, kind: int, stage: int, index: int, stages: int) -> int:
 
 @compiled
 def _send(
-    rows: _Rows, work: Work, clock: _Clock, sent: Int, rank: int, stage: int, kind: int, index: int
+    rows: Columns,
+    work: Work,
+    clock: _Clock,
+    sent: Int,
+    rank: int,
+    stage: int,
+    kind: int,
+    index: int,
 ) -> None:
     """Notes when the result of an action is at the stage that takes it."""
     goes_on = kind == _FORWARD

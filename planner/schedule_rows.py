@@ -15,7 +15,7 @@ otherwise runs one after the other; here they stand one after the other.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -112,18 +112,20 @@ def _rounds(
 
 def _split(late: int, row: tuple[Action, ...]) -> tuple[Action, ...]:
     """Each backward as I, and its W after `late` more."""
+    backwards = [action for action in row if action.kind != FORWARD]
+    waiting = [Action(stage, WEIGHT_GRADIENT, index) for stage, _, index in backwards]
     actions: list[Action] = []
-    waiting: deque[Action] = deque()
+    done = 0
     for action in row:
         stage, kind, index = action
         if kind == FORWARD:
             actions.append(action)
             continue
         actions.append(Action(stage, INPUT_GRADIENT, index))
-        waiting.append(Action(stage, WEIGHT_GRADIENT, index))
-        if len(waiting) > late:
-            actions.append(waiting.popleft())
-    return (*actions, *waiting)
+        if done >= late:
+            actions.append(waiting[done - late])
+        done += 1
+    return (*actions, *waiting[max(0, done - late) :])
 
 
 class _VRow:

@@ -7,10 +7,11 @@ themselves. `schedule_rows` holds the orders, `schedule_check` what rows must ob
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,14 @@ from claw_plan.planner.schedule_rows import (
     zbv_zero_bubble,
 )
 from claw_plan.profiles.errors import near_matches
+from claw_plan.simulator.engine import compiled
+from claw_plan.simulator.task_graph import Int
 
 INTERLEAVED = "Interleaved1F1B"
+
+KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+"""Of actions, as `Columns` numbers them."""
+_FORWARD, _BACKWARD, _INPUTS, _WEIGHTS = range(len(KINDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +145,46 @@ def schedule_actions(
     return schedule_of(name).write(num_ranks, num_microbatches, stages_per_rank)
 
 
+class Columns(NamedTuple):
+    """Rows as arrays; rank r's actions are entries first[r] to first[r + 1].
+
+    `kind` indexes KINDS, `is_last` marks the backward with which a stage's gradients are
+    complete, `home` is the rank of each stage.
+    """
+
+    first: Int
+    kind: Int
+    stage: Int
+    microbatch: Int
+    is_last: NDArray[np.bool_]
+    home: Int
+
+
+@lru_cache(maxsize=256)
+def schedule_columns(
+    name: str, num_ranks: int, num_microbatches: int, stages_per_rank: int
+) -> Columns:
+    """The rows of `schedule_actions` as arrays."""
+    rows = schedule_actions(name, num_ranks, num_microbatches, stages_per_rank)
+    number = {kind: index for index, kind in enumerate(KINDS)}
+    stage, kinds, microbatch = zip(*chain.from_iterable(rows), strict=True)
+    kind, stage = np.array([number[each] for each in kinds]), np.array(stage)
+    stages = num_ranks * stages_per_rank
+    completes = np.flatnonzero((kind == _BACKWARD) | (kind == _WEIGHTS))
+    last = np.zeros(stages, np.int64)
+    last[stage[completes]] = completes  # of several the latest stays
+    is_last = np.zeros(len(kind), np.bool_)
+    is_last[last] = True
+    return Columns(
+        first=np.cumsum([0, *map(len, rows)]),
+        kind=kind,
+        stage=stage,
+        microbatch=np.array(microbatch),
+        is_last=is_last,
+        home=np.array([rank_of_stage(name, index, num_ranks) for index in range(stages)]),
+    )
+
+
 def stages_of_rank(name: str, rank: int, num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
     """The stages that a rank holds, in the order of the chain."""
     if schedule_of(name).places_v:
@@ -197,21 +244,30 @@ def held_by_rank(
     With `recomputes` every stage but the first runs its whole backward for I. The first runs it
     for W, and until then holds no more than before its I.
     """
-    row = schedule_actions(name, num_ranks, num_microbatches, stages_per_rank)[rank]
-    flights: Counter[int] = Counter()
-    late: Counter[int] = Counter()
-    stages = stages_of_rank(name, rank, num_ranks, stages_per_rank)
-    most, found = 0, Held(flights=(0,) * len(stages), late=(0,) * len(stages))
-    for stage, kind, _ in row:
-        waits = kind == INPUT_GRADIENT and not (recomputes or stage == 0)
-        ends = INPUT_GRADIENT if recomputes and stage else WEIGHT_GRADIENT
-        flights[stage] += kind == FORWARD
-        late[stage] += waits
-        if flights.total() > most:
-            most = flights.total()
-            found = Held(
-                flights=tuple(flights[s] for s in stages), late=tuple(late[s] for s in stages)
-            )
-        flights[stage] -= kind in (BACKWARD, ends)
-        late[stage] -= kind == WEIGHT_GRADIENT and late[stage] > 0
-    return found
+    rows = schedule_columns(name, num_ranks, num_microbatches, stages_per_rank)
+    start, stop = rows.first[rank : rank + 2]
+    held = np.zeros((2, len(rows.home)), np.int64)
+    _hold(rows.kind[start:stop], rows.stage[start:stop], recomputes, held)
+    own = list(stages_of_rank(name, rank, num_ranks, stages_per_rank))
+    return Held(flights=tuple(held[0, own].tolist()), late=tuple(held[1, own].tolist()))
+
+
+@compiled
+def _hold(kinds: Int, stages: Int, recomputes: bool, found: Int) -> None:
+    """Writes what is in flight on each stage, and what is late, when most is in flight."""
+    now = np.zeros_like(found)
+    total = most = 0
+    for kind, stage in zip(kinds, stages):  # noqa: B905 - compiled code knows no strict
+        splits_here = not recomputes and stage > 0
+        if kind == _FORWARD:
+            now[0, stage] += 1
+            total += 1
+        now[1, stage] += kind == _INPUTS and splits_here
+        if total > most:
+            most = total
+            found[:] = now
+        ends = _INPUTS if recomputes and stage else _WEIGHTS
+        if kind == _BACKWARD or kind == ends:
+            now[0, stage] -= 1
+            total -= 1
+        now[1, stage] -= kind == _WEIGHTS and now[1, stage] > 0

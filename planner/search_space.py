@@ -31,7 +31,7 @@ Choice: TypeAlias = tuple[Candidate, Cuts]
 class Searched:
     """The candidates that were simulated, best first, with their cuts; and what was not.
 
-    `looked_at` holds those that fit and were only played on idle links, with what that took,
+    `looked_at` holds those that fit and were only played on idle links, closest first,
     `pruned` holds the candidates that memory ruled out with their cuts, `pruned_rows` the groups
     that it ruled out whole, `times_ns` the simulated times by candidate.
     """
@@ -139,15 +139,13 @@ def search_space(
     scorer: Scorer,
     space: Space,
     *,
-    others: int = 0,
     known: Sequence[Choice] = (),
     time_limit_s: float | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Searched:
     """The best of the space and the proof; `ranked` is empty when nothing fits.
 
-    `others` more are simulated, those that came closest on idle links. The answer is no worse
-    than the candidates `known`, whenever the time limit ends the search.
+    The answer is no worse than the candidates `known`, whenever the time limit ends the search.
     """
     searcher = _Searcher(scorer, space)
     branches = list(searcher.branches())
@@ -164,10 +162,7 @@ def search_space(
         progress=show,
     )
     times_ns = {choice: time_ns for time_ns, choice in outcome.ranked}
-    left = sorted((bound, *choice) for choice, bound in searcher.looked_at.items())
-    left = [entry for entry in left if entry[1:] not in times_ns]
-    for _, *choice in left[:others]:
-        times_ns[choice[0], choice[1]] = scorer.step_time_ns(*choice)
+    looked_at = sorted((bound, choice) for choice, bound in searcher.looked_at.items())
     ranked = sorted(times_ns, key=times_ns.__getitem__)
     simulated = len(ranked)
     report = SearchReport(
@@ -185,7 +180,7 @@ def search_space(
         report=report,
         space=space,
         bounds=searcher.bounds,
-        looked_at=[(bound, (candidate, cuts)) for bound, candidate, cuts in left[others:]],
+        looked_at=[entry for entry in looked_at if entry[1] not in times_ns],
         pruned=searcher.pruned,
         pruned_rows=searcher.pruned_rows,
     )
