@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from claw_plan.planner.bound import floor_ns
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.space import Space
-from claw_plan.profiles.cost import CollectiveCost
+from claw_plan.profiles.trainer import NEUTRAL
+from claw_plan.profiles.trainers import load_trainers
 
 
 def every_choice(scorer, space):
@@ -21,38 +22,48 @@ def every_choice(scorer, space):
                 yield candidate, path
 
 
+def random_problem(toys, rng):
+    graph = toys.graph(
+        layers=rng.choice([1, 3, 6]),
+        flops=rng.choice([10, 1000]),
+        hidden=rng.choice([10, 1000]),
+        width=rng.choice([8, 64]),
+    )
+    cluster = toys.cluster(
+        nodes=rng.choice([1, 2, 3]),
+        devices=rng.choice([1, 2, 4]),
+        kind=rng.choice(["cuda", "cpu"]),
+        intra_bytes_per_s=rng.choice([1e5, 1e7, 333_333_333.0]),
+        inter_bytes_per_s=rng.choice([1e4, 1e6]),
+    )
+    problem = toys.problem(
+        graph,
+        cluster,
+        global_batch=rng.choice([6, 8, 12]),
+        precision=rng.choice(["float32", "bfloat16"]),
+    )
+    trainers = load_trainers()
+    trainer = rng.choice([NEUTRAL, trainers["torch"], trainers["megatron-core"]])
+    return replace(problem, trainer=trainer)
+
+
 @pytest.mark.slow
 def test_no_bound_exceeds_its_simulation(toys):
     """Random problems, every candidate of each: more than 10,000 bounds in all."""
     rng, checked = random.Random(0), 0
     while checked < 10_000:
-        graph = toys.graph(
-            layers=rng.choice([1, 3, 6]),
-            flops=rng.choice([10, 1000]),
-            hidden=rng.choice([10, 1000]),
-            width=rng.choice([8, 64]),
-        )
-        cluster = toys.cluster(
-            nodes=rng.choice([1, 2, 3]),
-            devices=rng.choice([1, 2, 4]),
-            kind=rng.choice(["cuda", "cpu"]),
-            intra_bytes_per_s=rng.choice([1e5, 1e7, 333_333_333.0]),
-            inter_bytes_per_s=rng.choice([1e4, 1e6]),
-        )
-        problem = toys.problem(
-            graph,
-            cluster,
-            global_batch=rng.choice([6, 8, 12]),
-            precision=rng.choice(["float32", "bfloat16"]),
-        )
-        scorer = Scorer(problem)
-        for candidate, path in every_choice(scorer, Space(problem, {})):
+        scorer = Scorer(random_problem(toys, rng))
+        bounds = scorer.bounds
+        for candidate, path in every_choice(scorer, Space(scorer.problem, {})):
             simulated = scorer.step_time_ns(candidate, path.cuts)
-            assert scorer.bounds.candidate_ns(candidate, path) <= simulated, candidate
-            crude, path_bound = (
-                scorer.bounds.even_ns(candidate),
-                scorer.bounds.compute_ns(candidate),
+            alone, streams = (
+                bounds.schedule_ns(candidate, path),
+                bounds.streams_ns(candidate, path),
             )
+            whole = bounds.candidate_ns(candidate, path)
+            assert alone <= streams <= simulated, candidate
+            assert max(alone, whole) <= simulated, candidate
+            crude, path_bound = bounds.even_ns(candidate), bounds.compute_ns(candidate)
             assert crude <= path_bound <= simulated, candidate
             checked += 1
 
@@ -65,16 +76,8 @@ def test_the_path_bound_is_exact_without_data_parallelism(toys):
     for candidate in (Candidate(), Candidate(pp=4), Candidate(pp=2, schedule="GPipe")):
         path = scorer.bounds.stage_path(candidate)
         simulated = scorer.step_time_ns(candidate, path.cuts)
-        least = min(
-            scorer.bounds.candidate_ns(candidate, path), scorer.bounds.compute_ns(candidate)
-        )
+        bounds = scorer.bounds
+        least = min(bounds.candidate_ns(candidate, path), bounds.compute_ns(candidate))
         # All but the optimizer: 28 bytes for each of the table's and the blocks' elements.
         # And the loss, for which all ranks meet: 8 bytes at 1e6 bytes/s.
         assert 0 <= simulated - least <= 28 * (64 * 8 + 8 * 64) // 10 + 8_000
-
-
-def test_a_collective_is_rounded_down():
-    cost = CollectiveCost(
-        latency_ns=7, bytes=10, rate_cap_bytes_per_s=3e9, link="intra", source="analytic"
-    )
-    assert (floor_ns(cost), cost.alone_ns) == (7 + 3, 7 + 4)
