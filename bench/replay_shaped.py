@@ -1,26 +1,26 @@
 """A recorded run, simulated again on another link, against a run made on that link.
 
-Run (as root, on Linux with ip and tc): python bench/replay_shaped.py --folder FOLDER
+Run (as root, on Linux with ip and /dev/net/tun): python bench/replay_shaped.py --folder FOLDER
 (about six minutes on two cores)
 
-Two hosts, network namespaces joined by a pair of virtual interfaces whose rate the kernel's token
-bucket limits, train the small GPT with `claw-plan run`. The run at one rate is replayed: as it
-was, and with its links scaled to the other rate. Printed beside it are the recorded step, which
-is what the replay plays, and the spread of all steps: on a machine that others use it is wide.
+Two hosts of `bench/shaped/` train the small GPT with `claw-plan run`. The run at one rate is
+replayed: as it was, and with its links scaled to the other rate. Printed beside it are the
+recorded step, which is what the replay plays, and the spread of all steps: on a machine that
+others use it is wide.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+
+sys.path.insert(0, str(Path(__file__).parent / "shaped"))
+from hosts import Hosts
+from switch import Port
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "gpt_small.py"
@@ -35,85 +35,8 @@ nodes:
     host: {memory: 8 GiB, cores: 1}
 """
 KNOBS = ("dp_replicate=2,microbatch_size=1", "dp_shard=2,microbatch_size=1")
-BURST, LATENCY = "256kb", "400ms"
-"""Of the token bucket: some large packets at once, and a queue that never drops gloo's."""
-
-
-@dataclass
-class Hosts:
-    """Two hosts and the link between them, while the `with` block runs."""
-
-    mbit: float
-    names: list[str] = field(default_factory=list)
-
-    def __enter__(self) -> Hosts:
-        prefix = f"cp{os.getpid()}"
-        try:
-            for host in range(HOSTS):
-                _call("ip", "netns", "add", f"{prefix}h{host}")
-                self.names.append(f"{prefix}h{host}")
-            first, second = self.names
-            _call(
-                *("ip", "link", "add", "eth0", "netns", first, "type", "veth"),
-                *("peer", "name", "eth0", "netns", second),
-            )
-            for host, name in enumerate(self.names):
-                inside = ("ip", "netns", "exec", name)
-                _call(*inside, "ip", "link", "set", "lo", "up")
-                _call(*inside, "ip", "addr", "add", f"{_address(host)}/24", "dev", "eth0")
-                _call(*inside, "ip", "link", "set", "eth0", "up")
-                _call(
-                    *inside, *("tc", "qdisc", "add", "dev", "eth0", "root", "tbf"),
-                    *("rate", f"{self.mbit}mbit", "burst", BURST, "latency", LATENCY),
-                )  # fmt: skip
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        while self.names:
-            subprocess.run(["ip", "netns", "del", self.names.pop()], check=False)
-
-    def run(self, command: Sequence[str]) -> None:
-        """The command as one rank on each host; raises where one fails."""
-        ranks = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, *command],
-                env=os.environ | _rank_environment(rank),
-                stdout=subprocess.DEVNULL if rank else None,
-            )
-            for rank, name in enumerate(self.names)
-        ]
-        try:
-            codes = [rank.wait() for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if any(codes):
-            raise SystemExit(f"the ranks ended with {codes}")
-
-
-def _address(host: int) -> str:
-    return f"10.78.0.{host + 1}"
-
-
-def _rank_environment(rank: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(HOSTS),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": _address(0),
-        "MASTER_PORT": "29577",
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "OMP_NUM_THREADS": "1",
-    }
+DELAY_NS = 100_000
+"""From a host to the switch: a network inside a building."""
 
 
 def _call(*command: str) -> None:
@@ -134,8 +57,10 @@ def make_plan(folder: Path, knobs: str, number: int) -> Path:
 def measure(folder: Path, plan: Path, mbit: float, steps: int) -> Path:
     """Runs the plan over a link of that rate; the run's folder."""
     runs = folder / f"{plan.stem}-{mbit:g}"
-    with Hosts(mbit) as hosts:
-        hosts.run([str(PROGRAM), "run", str(plan), "--steps", str(steps), "--runs", str(runs)])
+    ports = [Port(bits_per_s=int(mbit * 1e6), delay_ns=DELAY_NS)] * HOSTS
+    command = [str(PROGRAM), "run", str(plan), "--steps", str(steps), "--runs", str(runs)]
+    with Hosts(ports) as hosts:
+        hosts.run(command, ranks_per_host=1)
     return max(runs.iterdir())
 
 

@@ -38,7 +38,12 @@ MOST_SAMPLES = 32
 
 
 class StepRecorder(TorchDispatchMode):
-    """Spans and durations of one step. `axis_of_group` names the mesh axis of each group."""
+    """Spans and durations of one step. `axis_of_group` names the mesh axis of each group.
+
+    `meets` are ranks that make the same collectives in the same order, None: a collective's own
+    group. They start each together: groups that take turns on a link do not show what they cost
+    in a step, where they share it.
+    """
 
     def __init__(
         self,
@@ -48,6 +53,7 @@ class StepRecorder(TorchDispatchMode):
         nodes_of_axis: Mapping[str, int],
         *,
         times_work: bool,
+        meets: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._rank = rank
@@ -55,6 +61,7 @@ class StepRecorder(TorchDispatchMode):
         self._axis_of_group = axis_of_group
         self._nodes_of_axis = nodes_of_axis
         self._times_work = times_work
+        self._meets = meets
         self._start_ns = self._now()
         self._open: tuple[str, str, int] | None = None
         self._idle_since_ns = 0
@@ -150,7 +157,7 @@ class StepRecorder(TorchDispatchMode):
         interrupted = self._open
         self._close()
         if self._times_work:
-            dist.barrier(found.group)
+            dist.barrier(self._meets or found.group)
         start = self.now_ns()
         out = func(*args, **kwargs)
         dist.Work.unbox(out[-1]).wait()

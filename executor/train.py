@@ -183,6 +183,7 @@ def _recording(
         groups,
         {axis: nodes for axis in compiled.mesh.sizes},
         times_work=way == WORK,
+        meets=dist.group.WORLD if _are_alike(compiled) else None,
     )
     compiled.recorder, compiled.optimizer_work = recorder, own_optimizer_work(compiled)
     try:
@@ -194,6 +195,11 @@ def _recording(
         record.spans[step] = sorted(recorder.spans, key=lambda span: span.start_ns)
     for work, samples in recorder.samples.items():
         record.samples.setdefault(work, []).extend(samples)
+
+
+def _are_alike(compiled: ParallelModel) -> bool:
+    """Whether all ranks make the same collectives in the same order, whatever their batch."""
+    return compiled.knobs.pp == 1 and not compiled.unreached
 
 
 def own_optimizer_work(compiled: ParallelModel) -> OpWork:

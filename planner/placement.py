@@ -96,6 +96,16 @@ def crosses_node(candidate: Candidate, stage: int, devices_per_node: int) -> boo
     )
 
 
+def stage_host(candidate: Candidate, stage: int, devices_per_node: int) -> tuple[int, int]:
+    """The host of a pipeline stage's first rank, and how many of the stage's ranks it has."""
+    stride = stride_of(candidate, "pp")
+    first = stage * stride
+    host = first // devices_per_node
+    here = range(host * devices_per_node, (host + 1) * devices_per_node)
+    ranks = range(min(candidate.num_devices, here.stop))
+    return host, sum(rank // stride % candidate.pp == stage for rank in ranks if rank in here)
+
+
 def device_names(candidate: Candidate, devices_per_node: list[int]) -> list[str]:
     """node:device of rank 0, 1, …, filling the nodes in order."""
     names = [

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.pass_time import Stretch
+from claw_plan.planner.placement import stage_host
 from claw_plan.planner.problem import Problem
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.profiles.units import NS_PER_S
@@ -158,16 +159,15 @@ def add_stage_streams(
 ) -> list[StageStreams]:
     """Streams and ports of every stage; CPU stages on one host share its cores."""
     node = min(problem.cluster.nodes, key=lambda n: n.device.memory_bytes)
-    hosts = -(-candidate.num_devices // node.device_count)
-    ranks = candidate.num_devices // candidate.pp
-    ranks_on_host = -(-ranks // hosts)
-    cores = None
-    if node.cores and min(candidate.num_devices, node.device_count) > node.cores:
-        cores = builder.link("cores", float(node.cores * NS_PER_S))
+    shares = node.cores and min(candidate.num_devices, node.device_count) > node.cores
+    cores: dict[int, int] = {}
     stages = []
     parts: dict[int, Parts] = {}
     for stage in range(candidate.pp):
         name = f"stage {stage}"
+        host, ranks_on_host = stage_host(candidate, stage, node.device_count)
+        if shares and host not in cores:
+            cores[host] = builder.link(f"host {host} cores", float(node.cores * NS_PER_S))
         stages.append(
             StageStreams(
                 builder=builder,
@@ -179,7 +179,7 @@ def add_stage_streams(
                     "intra": builder.link(f"{name} node link", node.intra.bytes_per_s),
                     "inter": builder.link(f"{name} network", node.nic_bytes_per_s_per_device),
                 },
-                cores=cores,
+                cores=cores.get(host),
                 ranks_on_host=ranks_on_host,
                 overlaps=problem.cluster.backend != "gloo",
                 overlap_loss=problem.trainer.overlap_loss,

@@ -42,6 +42,7 @@ LEARNT = (
     (4, "tp=2,dp_replicate=2,microbatch_size=2"),
     (4, "pp=4,microbatch_size=1,schedule=1F1B"),
     (8, "pp=2,dp_replicate=2,microbatch_size=2,schedule=GPipe"),
+    (4, "pp=2,tp=2,microbatch_size=1,schedule=GPipe"),
 )
 """Global batch and knobs."""
 

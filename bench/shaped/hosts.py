@@ -69,7 +69,7 @@ class Hosts:
         world = ranks_per_host * (hosts or len(self.names))
         ranks = [
             subprocess.Popen(
-                [*_inside(self.names[rank // ranks_per_host]), *command],
+                [*_inside(self.names, rank // ranks_per_host), *command],
                 env=os.environ | _environment(rank, world, ranks_per_host),
                 stdout=subprocess.DEVNULL if rank else None,
             )
@@ -98,10 +98,14 @@ class Hosts:
         return int(out[0]), int(out[1])
 
 
-def _inside(name: str) -> list[str]:
-    """In the host's network, and under its name, which programs that compare hosts ask for."""
-    named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name)
-    return ["ip", "netns", "exec", name, *named]
+def _inside(names: Sequence[str], host: int) -> list[str]:
+    """In the host's network, on its core, and under its name, by which programs tell hosts apart.
+
+    A host keeps to one core: otherwise its ranks would take those of hosts that wait.
+    """
+    core = host % (os.cpu_count() or 1)
+    named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', names[host])
+    return ["ip", "netns", "exec", names[host], "taskset", "-c", str(core), *named]
 
 
 def _environment(rank: int, world: int, ranks_per_host: int) -> dict[str, str]:
