@@ -80,10 +80,11 @@ class DataBounds:
             return None
         stages = [self.traffic(candidate, *cut) for cut in cuts]
         groups = [*(unit for stage in stages for unit in stage.units), *(s.root for s in stages)]
+        columns = dict(zip(GroupTraffic._fields, np.array(groups, np.int64).T.copy(), strict=True))
         overlaps = self.problem.cluster.backend != "gloo"
         is_alone, zero = candidate.pp == 1, candidate.zero
         return Traffic(
-            *np.array(groups, np.int64).T.copy(),
+            **columns,
             is_beside=np.array([overlaps and candidate.dp_shard > 1, overlaps]),
             frees_after_forward=zero == 3,
             frees_after_backward=is_alone and zero == 3,

@@ -172,13 +172,13 @@ def _stage_of(rank: int, turn: int, pp: int, places_v: bool) -> int:
 def _always_bytes(chain: Chain, some: Pipelines, row: int, start: int, stop: int) -> int:
     """What a stage holds whatever runs, at the least."""
     stored = chain.stored_bytes[some.stored[row]]
-    held = stored[stop] - stored[start]
+    held = int(stored[stop] - stored[start])
     if some.microbatches[row] > 1:  # gradients that wait for those of other microbatches
         if some.pp[row] > 1:
             sums = chain.whole_bytes[some.whole[row]]
         else:
             sums = chain.shard_bytes[some.stored[row]]
-        held += sums[stop] - sums[start]
+        held += int(sums[stop] - sums[start])
     return held
 
 

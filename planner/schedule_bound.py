@@ -100,7 +100,19 @@ def play(layout: tuple[str, int, int, int], work: Work, traffic: Traffic | None 
 @lru_cache(maxsize=16)
 def _no_traffic(groups: int) -> Traffic:
     nothing = np.zeros(groups, np.int64)
-    return Traffic(*[nothing] * 6, np.ones(2, np.bool_), False, False, False, 0.0)
+    return Traffic(
+        gather_ns=nothing,
+        gather_alone_ns=nothing,
+        cast_ns=nothing,
+        reduce_ns=nothing,
+        sum_ns=nothing,
+        reduce_alone_ns=nothing,
+        is_beside=np.ones(2, np.bool_),
+        frees_after_forward=False,
+        frees_after_backward=False,
+        reduces_always=False,
+        loss=0.0,
+    )
 
 
 @compiled

@@ -167,8 +167,8 @@ def schedule_columns(
     """The rows of `schedule_actions` as arrays."""
     rows = schedule_actions(name, num_ranks, num_microbatches, stages_per_rank)
     number = {kind: index for index, kind in enumerate(KINDS)}
-    stage, kinds, microbatch = zip(*chain.from_iterable(rows), strict=True)
-    kind, stage = np.array([number[each] for each in kinds]), np.array(stage)
+    on, kinds, microbatch = zip(*chain.from_iterable(rows), strict=True)
+    kind, stage = np.array([number[each] for each in kinds]), np.array(on)
     stages = num_ranks * stages_per_rank
     completes = np.flatnonzero((kind == _BACKWARD) | (kind == _WEIGHTS))
     last = np.zeros(stages, np.int64)

@@ -40,8 +40,8 @@ MOST_MICROBATCHES = 4096
 """A step of more is not offered: it is simulated task by task, and nobody accumulates so many."""
 
 CANNOT_ACT = (
-    "a schedule is chosen only where pp is above 1 and a step has two microbatches or more, one "
-    "that splits backwards together with recompute only where it is pinned, "
+    "a schedule is chosen only where pp is above 1, and with one microbatch only one that splits "
+    "backwards, which is offered together with recompute only where it is pinned, "
     "sequence_parallel only where tp is above 1 and divides the sequence, tp only where its "
     "groups span no more nodes than they must, and a step has at most "
     f"{MOST_MICROBATCHES} microbatches"
@@ -177,11 +177,12 @@ class Space:
 
     def _layouts(self, pp: int, microbatches: int) -> list[tuple[str, int]]:
         """Schedules with the stages a rank holds; one for those that are bound alike."""
-        if pp == 1 or microbatches == 1:  # every schedule is the same
+        if pp == 1:  # every schedule is the same
             return [("1F1B", 1)] if self._pinned("stages_per_rank", 1) else []
         found = []
         for name, schedule in SCHEDULES.items():
-            if name == "GPipe":
+            is_same = microbatches == 1 and not schedule.splits_backward and name != "1F1B"
+            if name == "GPipe" or is_same:
                 continue
             most = min(self.most_stages() // pp, schedule.most_stages or self.most_stages())
             for stages in range(schedule.fewest_stages, most + 1):

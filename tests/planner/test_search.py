@@ -48,3 +48,15 @@ def test_a_time_limit_leaves_a_gap():
 def test_equal_times_keep_the_order_given():
     outcome = best_first([leaf(1, 0, 7), leaf(0, 0, 7)])
     assert [index for _, index in outcome.ranked] == [0, 1]
+
+
+def test_what_was_ruled_out_together_is_counted_together():
+    many = Branch(1, (), 9, lambda: Evaluated(None, None, 9))
+    outcome = best_first([many, leaf(1, 2, 5)])
+    assert ([*outcome.ranked], outcome.memory_pruned, outcome.left) == ([(5, 1)], 9, 0)
+
+
+def test_what_is_known_ends_the_search_early():
+    """A branch that cannot be faster is not opened; of equal times what was opened comes first."""
+    outcome = best_first([leaf(1, 4, 5), leaf(2, 6, 6)], known=[(5, 0)])
+    assert outcome.ranked == ((5, 1), (5, 0)) and outcome.left == 1

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import search_space
 from claw_plan.planner.space import Space
+from claw_plan.profiles.trainer import NEUTRAL
+from claw_plan.profiles.trainers import load_trainers
 
 
 def every_choice(scorer, space):
@@ -60,6 +65,81 @@ def test_search_equals_brute_force_where_memory_binds(toys, memory_bytes):
     assert bool(found.ranked) == (expected is not None)
     if expected is not None:
         assert found.times_ns[found.ranked[0][0]] == expected[0]
+
+
+def random_problem(toys, rng):
+    """A chain of unlike length on a cluster whose memory may be short, priced by any trainer."""
+    graph = toys.graph(
+        layers=rng.randint(1, 7),
+        flops=rng.choice([10, 1000]),
+        hidden=rng.choice([10, 1000]),
+        width=rng.choice([8, 64]),
+        heads=rng.choice([1, 2, 4, 6]),
+        tied=rng.random() < 0.5,
+    )
+    cluster = toys.cluster(
+        nodes=rng.randint(1, 2),
+        devices=rng.randint(1, 3),
+        kind="cpu",
+        memory_bytes=rng.choice([10_000, 50_000, 200_000, 1 << 40]),
+        inter_bytes_per_s=rng.choice([1e3, 1e5, 1e7]),
+    )
+    problem = toys.problem(
+        graph,
+        cluster,
+        global_batch=rng.randint(2, 6),
+        precision=rng.choice(["float32", "bfloat16"]),
+    )
+    return replace(problem, trainer=rng.choice([NEUTRAL, load_trainers()["torch"]]))
+
+
+def answer(problem):
+    scorer, space = Scorer(problem), Space(problem, {})
+    found = search_space(scorer, space)
+    return found, found.times_ns[found.ranked[0][0]] if found.ranked else None
+
+
+@pytest.mark.slow
+def test_search_equals_brute_force_on_random_problems(toys):
+    """bench/search.py does the same with real models and costs."""
+    rng, infeasible = random.Random(3), 0
+    for _ in range(40):
+        problem = random_problem(toys, rng)
+        expected = brute_force(Scorer(problem), Space(problem, {}))
+        found, time_ns = answer(problem)
+        assert time_ns == (expected[0] if expected else None)
+        infeasible += expected is None
+        report = found.report
+        counted = report.bound_pruned + report.memory_pruned + report.simulated
+        assert (
+            report.space == counted == sum(1 for _ in every_choice(Scorer(problem), found.space))
+        )
+        again, _ = answer(problem)
+        assert [*again.ranked, again.looked_at] == [*found.ranked, found.looked_at]
+    assert 0 < infeasible < 40
+
+
+def test_what_is_known_is_never_answered_with_worse(toys):
+    """Even when there is no time to open anything."""
+    problem = toys.problem(toys.graph(layers=5), toys.cluster(nodes=2))
+    scorer, space = Scorer(problem), Space(problem, {})
+    choice = next((c, path.cuts) for c, path in every_choice(scorer, space) if c.num_devices == 1)
+    found = search_space(scorer, space, known=[choice], time_limit_s=-1.0)
+    assert found.ranked == (choice,) and not found.report.optimal
+    assert found.times_ns[choice[0]] == scorer.step_time_ns(*choice)
+    best = search_space(scorer, space)
+    proven = search_space(scorer, space, known=[choice])
+    assert proven.report.optimal and proven.ranked[0] == best.ranked[0]
+
+
+def test_what_came_close_is_told(toys):
+    problem = toys.problem(toys.graph(layers=5), toys.cluster(nodes=2, devices=4))
+    scorer = Scorer(problem)
+    found = search_space(scorer, Space(problem, {}))
+    assert found.looked_at == sorted(found.looked_at)
+    for bound, (candidate, cuts) in found.looked_at:
+        assert found.times_ns[found.ranked[0][0]] <= scorer.step_time_ns(candidate, cuts)
+        assert bound <= scorer.step_time_ns(candidate, cuts)
 
 
 def test_counts_add_up_to_the_space(toys):

@@ -21,7 +21,9 @@ def runs(schedule, pp, stages, layers, count):
     """The rules of the schedules as PyTorch's classes state them."""
     if schedule == "1F1B":
         return stages == 1 and pp <= layers
-    if pp == 1 or count == 1 or pp * stages > layers:
+    if pp == 1 or pp * stages > layers:
+        return False
+    if count == 1 and not SCHEDULES[schedule].splits_backward:
         return False
     if "Interleaved" in schedule:
         fewest = 1 if "Zero" in schedule else 2
