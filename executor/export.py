@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch.nn as nn
+
 from claw_plan.executor.double_mode import DoubleMode
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.export_model import ModelText, describe, observe
@@ -24,8 +26,9 @@ from claw_plan.executor.export_steps import (
     step_text,
 )
 from claw_plan.executor.export_tensor_parallel import plain_styles
-from claw_plan.executor.export_wrapping import wrapping_text
+from claw_plan.executor.export_wrapping import is_sharded, wrapping_text
 from claw_plan.executor.opened_plan import device_type_of, open_plan
+from claw_plan.executor.sharding import stays_whole
 from claw_plan.executor.whole_model import cast_floats
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.model_source import LoadedModel
@@ -83,6 +86,7 @@ def export_plan(plan_path: Path, script: Path) -> str:
     text = describe(plan, loaded, script.absolute().parent)
     styles = _styles(plan, loaded) if knobs.tp > 1 else {}
     module, batch, _ = observe(plan, loaded)
+    _refuse_numbers(plan, module)
     stages = pipeline_text(plan, loaded, module, batch) if knobs.pp > 1 else ""
     body = "\n\n".join(
         part.strip("\n") + "\n"
@@ -101,6 +105,17 @@ def export_plan(plan_path: Path, script: Path) -> str:
     whole = _heading(plan, plan_path, script) + _imports(body, plan) + body
     ast.parse(whole)  # what is wrong here must not be found out on a cluster
     return whole
+
+
+def _refuse_numbers(plan: Plan, module: nn.Module) -> None:
+    """Raises ExecutionError for parameters that fully_shard does not take."""
+    name = next((name for name, p in module.named_parameters() if stays_whole(p)), None)
+    if name is not None and is_sharded(plan):
+        raise ExecutionError(
+            f"export: {name} has no dimension for fully_shard to cut, and what it needs is "
+            "not written out; plan again with --fix dp_shard=1 --precision fp32, or use `from "
+            "claw_plan.executor import parallelize`"
+        )
 
 
 def refuse(plan: Plan, path: Path) -> None:

@@ -331,11 +331,10 @@ _MAKE_MODEL = """
 """
 
 _MAKE_STAGES = """
-    whole, parts = build_model(), []
+    parts = []
     for index in stages_of(mesh.get_local_rank("pp")):
-        part = Stage(copy.deepcopy(whole), index)
+        part = Stage(build_model(), index)
         parts.append(wrap(part, [part.model.get_submodule(name) for name in part.blocks], mesh))
-    del whole
     schedule = make_schedule(parts, mesh)
     optimizers = [make_optimizer(part) for part in parts]$GROUPS
 """

@@ -8,7 +8,6 @@ give it their gradients after, so that there is one sum and one optimizer state.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from claw_plan.executor.dropout import OwnNumbers
 from claw_plan.executor.gradients import local
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.model_check import check_model
+from claw_plan.executor.model_copy import copied
 from claw_plan.executor.reached import unreached
 from claw_plan.executor.recompute import recompute
 from claw_plan.executor.recording import record
@@ -141,7 +141,7 @@ def _cut(
     recording = record(model, plan.blocks, lambda module: call(module, batch))
     schedule, num_ranks = plan.schedule, plan.knobs().pp
     held = stages_of_rank(schedule.name, rank, num_ranks, schedule.stages_per_rank)
-    models = [*(copy.deepcopy(model) for _ in held[1:]), model]
+    models = [*(copied(model) for _ in held[1:]), model]
     return {
         index: Stage(own, call, recording, spans[index])
         for index, own in zip(held, models, strict=True)

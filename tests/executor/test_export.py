@@ -163,6 +163,34 @@ def test_what_plain_torch_cannot_be_told_is_refused(
     table.unlink()
 
 
+def test_parameters_without_dimensions_are_refused_where_others_are_cut(
+    write_any: Callable[..., Path], tmp_path: Path
+) -> None:
+    text = """
+import torch
+import torch.nn as nn
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.tensor(1.0)), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (self.scale * self.layer(x)).mean()
+
+
+def example_batch(batch_size):
+    return {"x": torch.randn(batch_size, 4)}
+"""
+    (tmp_path / "scaled.py").write_text(text)
+    plan = write_any(tmp_path / "scaled.py", "cut", ["layer"], dp_shard=2)
+    with pytest.raises(ExecutionError, match="scale has no dimension for fully_shard"):
+        export_plan(plan, tmp_path / "script.py")
+    whole = write_any(tmp_path / "scaled.py", "whole", ["layer"], dp_replicate=2)
+    assert "fully_shard" not in export_plan(whole, tmp_path / "script.py")
+
+
 def test_scripts_are_as_tidy_as_ours(plans: dict[str, Path], tmp_path: Path) -> None:
     if importlib.util.find_spec("ruff") is None:
         pytest.skip("ruff, which judges, is not installed")
