@@ -105,6 +105,22 @@ FAULTS = {
         {"dp_shard": 2, "zero": 1},
         r"on rank [01] after step 1",
     ),
+    "the second end of a tied table on one rank left out": (
+        "from claw_plan.executor.rank_stages import TiedCopy\n"
+        "def forget(self):\n"
+        "    self.copy.grad = None\n"
+        "TiedCopy.give_gradient = forget",
+        {"pp": 2, "stages_per_rank": 2, "schedule": "ZBVZeroBubble"},
+        r"transformer\.wte\.weight on rank 0 after step 1",
+    ),
+    "torch's own split of a backward through shards": (
+        "from torch.distributed.pipelining import PipelineStage\n"
+        "from claw_plan.executor import pipeline\n"
+        "pipeline.RecordedStage.backward_maybe_with_nosync = (\n"
+        "    lambda self, *a, **kw: PipelineStage.backward_maybe_with_nosync(self, *a, **kw))",
+        {"pp": 2, "dp_shard": 2, "stages_per_rank": 2, "schedule": "ZBVZeroBubble"},
+        r"on rank [0-3] after step 1",
+    ),
     "replicas of a pipeline not reduced": (
         "parallel_model.reduce_gradients = lambda *given: None",
         {"pp": 2, "dp_replicate": 2},
