@@ -18,8 +18,21 @@ class DoubleMode(TorchFunctionMode):
     """Inside it, whoever asks for float32 gets float64.
 
     Many models compute norms, softmax or the loss in fp32 whatever they are given. A comparison
-    in fp64 would then be one in fp32, and a rounding could not be told from a fault.
+    in fp64 would then be one in fp32, and a rounding could not be told from a fault. Numbers made
+    of integers (the angles of a step's embedding) are float64 too.
     """
+
+    def __enter__(self) -> DoubleMode:
+        """Floats without a dtype are float64 until the end."""
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        """As it was before."""
+        super().__exit__(*raised)
+        torch.set_default_dtype(self._default)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -125,16 +125,15 @@ class RecordedStage(PipelineStage):
                 # A loss in a tuple, as it comes here from I, is silently left out by torch.
                 [loss] = _leaves_of(bwd_kwargs["stage_output"])
                 bwd_kwargs = bwd_kwargs | {"stage_output": loss}
-            whole: tuple[Gradients, Any] = super().backward_maybe_with_nosync(
-                "full", bwd_kwargs, last_backward
-            )
-            return whole
+            gradients, late = super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
+            return _as_sent(gradients), late
         self._gather()
-        return split_backward(
+        gradients, late = split_backward(
             _leaves_of(bwd_kwargs["stage_output"]),
             bwd_kwargs["output_grads"],
             bwd_kwargs["input_values"],
         )
+        return _as_sent(gradients), late
 
     def _gather(self) -> None:
         """Whole parameters for a part of a backward, whose sums wait for the step's end."""
@@ -151,6 +150,11 @@ class RecordedStage(PipelineStage):
         """What FSDP does once all microbatches are through."""
         with self._recorded("other", "reduce gradients"):
             return super().perform_reduce_grad(grad_scale_factor)
+
+
+def _as_sent(gradients: Gradients) -> Gradients:
+    """Contiguous, as messages must be; behind a permuted input they are not."""
+    return tuple(None if gradient is None else gradient.contiguous() for gradient in gradients)
 
 
 def _leaves_of(output: torch.Tensor | tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from claw_plan.executor.gradients import local
-from claw_plan.executor.recording import unchanged_buffers
+from claw_plan.executor.recording import unchanged
 from claw_plan.executor.torch_private import fake_mode
 from claw_plan.planner.autograd_graph import is_leaf, nodes_of
 
@@ -28,7 +28,7 @@ def unreached(model: nn.Module, run: Run) -> frozenset[str]:
     All of them where the model looks at values: then which it reaches is up to the batch.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    with unchanged_buffers(model), torch.random.fork_rng(devices=[]):
+    with unchanged(model), torch.random.fork_rng(devices=[]):
         try:
             with fake_mode():
                 loss = run(model)

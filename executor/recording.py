@@ -95,25 +95,40 @@ class Recording:
 
 def record(model: nn.Module, blocks: Sequence[str], run: Run) -> Recording:
     """Runs `model` once, on fake tensors if it bears them. The model is unchanged afterwards."""
-    with unchanged_buffers(model), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         try:
-            with fake_mode():
+            with unchanged(model), fake_mode():
                 return _Recorder(model, blocks).record(run)
         except PlanError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
             # What models raise that look at values, which fake tensors do not have.
-            return _Recorder(model, blocks).record(run)
+            with unchanged(model):
+                return _Recorder(model, blocks).record(run)
 
 
 @contextmanager
-def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Batch norms count their calls, on fake tensors too."""
-    before = [buffer.clone() for buffer in model.buffers()]
-    yield
-    with torch.no_grad():
-        for buffer, value in zip(model.buffers(), before, strict=True):
-            buffer.copy_(value)
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """What a forward leaves on its modules is taken off again.
+
+    Batch norms count their calls, on fake tensors too; CLIP keeps the mask that it was asked for,
+    and a fake one would meet real tensors in training.
+    """
+    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    held = [
+        (names, dict(names))
+        for module in model.modules()
+        for names in (vars(module), module._buffers)
+    ]
+    try:
+        yield
+    finally:
+        for names, before in held:
+            names.clear()
+            names.update(before)
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
 
 
 class _Recorder:

@@ -25,6 +25,12 @@ def test_in_double_mode_nothing_falls_back_to_single() -> None:
     assert value.float().dtype == torch.float32
 
 
+def test_floats_made_of_integers_are_double() -> None:
+    with DoubleMode():
+        assert (torch.arange(3) * 0.5).dtype == torch.float64
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_what_is_recomputed_in_backward_stays_double_too() -> None:
     class FallsBack(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

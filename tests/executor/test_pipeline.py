@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from claw_plan.executor.gradients import share_of_mean
-from claw_plan.executor.pipeline import RecordedStage, make_pipeline, time_sends
+from claw_plan.executor.pipeline import RecordedStage, _as_sent, make_pipeline, time_sends
 from claw_plan.executor.ranks import Rank
 from claw_plan.planner.plan import PlanSchedule
 
@@ -109,3 +109,11 @@ def test_split_actions_of_several_stages_are_the_whole_backward(
     assert [name for name in ran if name[0] == "1"] == [
         "1F0", "1I0", "1W0", "1F1", "1I1", "1W1",
     ]  # fmt: skip
+
+
+def test_gradients_are_sent_contiguous() -> None:
+    """Those of an input that the stage permutes (as CLIP's blocks do) lie in another order."""
+    gradient = torch.arange(6.0).view(2, 3).t()
+    sent, nothing = _as_sent((gradient, None))
+    assert sent is not None and sent.is_contiguous() and torch.equal(sent, gradient)
+    assert nothing is None

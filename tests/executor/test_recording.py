@@ -184,3 +184,25 @@ def test_a_plan_of_another_model_is_refused(blocks: list[str], message: str) -> 
     model.add_module("unused", nn.Linear(WIDTH, WIDTH))
     with pytest.raises(PlanError, match=message):
         recorded(model, blocks)
+
+
+def test_what_a_forward_keeps_on_its_module_is_taken_off() -> None:
+    """CLIP's blocks keep their mask, word_language_model's the last; a fake one would stay."""
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask, self.calls = torch.ones(3), 0
+            self.register_buffer("seen", torch.zeros(3))
+            self.block = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mask, self.calls, self.extra = self.mask * x[0], self.calls + 1, x
+            self.seen = self.seen + 1
+            return self.block(x * self.mask).sum()
+
+    model = Keeps()
+    mask, seen = model.mask, model.seen
+    record(model, ["block"], lambda module: module(torch.ones(2, 3)))
+    assert model.mask is mask and model.calls == 0 and not hasattr(model, "extra")
+    assert model.seen is seen and not seen.any()
