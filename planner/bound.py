@@ -1,11 +1,12 @@
 """Lower bounds on a candidate's step time, cheap enough for every candidate that may be the best.
 
-Five, each closer and dearer than the one before, all of the simulated step:
+Six, each closer and dearer than the one before, all of the simulated step:
 
 - even:  the work divided as evenly as no cut can;
 - path:  fill + m (F + B) and fill + m (F + I) + drain, for the slowest rank of the best cut, where
   F, B and I are its stages' forwards, backwards and gradients of inputs on idle links (I is B
   unless the schedule splits backwards), fill and drain the passes of the stages before its first;
+- work: all that a rank computes, gradients that add up included;
 - schedule: the schedule's rows played, messages included (`schedule_bound`), which all members
   of a group share;
 - streams: that, or all the traffic of one stream (`data_bound`), and the optimizer;
@@ -209,6 +210,20 @@ class Bounds:
             reached += path.forward_ns[rank]
             drained += (path.inputs_ns if rank else path.backward_ns)[rank]
         return longest
+
+    def work_ns(self, candidate: Candidate, path: StagePath) -> int:
+        """All that a rank computes, gradients that add up included, after the way to it."""
+        count = candidate.num_microbatches(self.problem.training.global_batch)
+        sends_ns = [*self._send_ns(candidate, path.cuts), 0]
+        longest = reached = 0
+        for rank, stages in enumerate(path.ranks):
+            work = count * sum(path.least_work_ns(stage) for stage in stages)
+            if candidate.pp > 1:
+                added = (self._data.accumulate_ns(candidate, *path.cuts[s]) for s in stages)
+                work += (count - 1) * sum(added)
+            longest = max(longest, reached + work)
+            reached += path.forward_ns[rank] + sends_ns[rank]
+        return longest + self.problem.step_overhead_ns()
 
     def schedule_ns(self, candidate: Candidate, path: StagePath) -> int:
         """The schedule's rows played without data parallelism."""

@@ -70,12 +70,18 @@ class _Searcher:
         bounds, may_fit = self.bounds.cut(rows)
         for row, bound, fits in zip(rows.tolist(), bounds.tolist(), may_fit.tolist(), strict=True):
             group = self._space.group(row)
-            opens = partial(self._play if fits else self._rule_out, row)
+            opens = partial(self._add_up if fits else self._rule_out, row)
             yield Branch(bound, _order(group.base), group.size, opens)
 
     def _rule_out(self, row: int) -> Evaluated[Choice]:
         self.pruned_rows.append(row)
         return Evaluated(None, None, int(self._space.table.size[row]))
+
+    def _add_up(self, row: int) -> Iterator[Branch[Choice]]:
+        """The group once more, with all that its ranks compute."""
+        group = self._space.group(row)
+        bound = self._scorer.bounds.work_ns(group.base, self._path(group.base))
+        yield Branch(bound, _order(group.base), group.size, partial(self._play, row))
 
     def _play(self, row: int) -> Iterator[Branch[Choice]]:
         """The group once more, its schedule played."""

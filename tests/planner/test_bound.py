@@ -62,6 +62,7 @@ def test_no_bound_exceeds_its_simulation(toys):
             )
             whole = bounds.candidate_ns(candidate, path)
             assert alone <= streams <= simulated, candidate
+            assert bounds.work_ns(candidate, path) <= simulated, candidate
             assert max(alone, whole) <= simulated, candidate
             crude, path_bound = bounds.even_ns(candidate), bounds.compute_ns(candidate)
             assert crude <= path_bound <= simulated, candidate
