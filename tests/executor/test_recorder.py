@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -76,3 +77,17 @@ def test_the_optimizer_is_one_piece_of_work() -> None:
         pass
     assert len(recorder.samples[work]) == 1
     assert [span.kind for span in recorder.spans] == ["optimizer"]
+
+
+def test_collectives_start_when_all_that_share_their_link_are_there(
+    alone: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their own group where nobody else is named, and only where work is timed."""
+    met: list[object] = []
+    monkeypatch.setattr(dist, "barrier", met.append)
+    world, others = dist.group.WORLD, dist.new_group([0])
+    for times_work, meets in ((False, others), (True, None), (True, others)):
+        groups = {str(world.group_name): "tp"}
+        with StepRecorder(0, CPU, groups, {"tp": 1}, times_work=times_work, meets=meets):
+            dist.all_reduce(torch.ones(2))
+    assert met == [world, others]

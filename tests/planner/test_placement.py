@@ -17,6 +17,7 @@ from claw_plan.planner.placement import (
     groups_of,
     replica_nodes,
     shard_nodes,
+    stage_host,
     stride_of,
 )
 
@@ -116,3 +117,21 @@ def test_the_last_stage_sends_to_the_first():
 def test_shard_groups_count_the_contexts():
     assert shard_nodes(Candidate(dp_shard=4, cp=2, tp=2), 8) == 2
     assert shard_nodes(Candidate(dp_shard=4, tp=2), 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        (Candidate(pp=4), [(0, 1), (0, 1), (1, 1), (1, 1)]),
+        (Candidate(pp=2, dp_replicate=2), [(0, 2), (1, 2)]),
+        (Candidate(dp_replicate=4), [(0, 2)]),
+        (Candidate(dp_replicate=3), [(0, 2)]),
+        (
+            Candidate(pp=2, tp=2, mesh_order=("tp", "pp", "dp_replicate", "dp_shard", "cp")),
+            [(0, 1), (0, 1)],
+        ),
+    ],
+)
+def test_a_stage_lies_on_the_host_of_its_first_rank(candidate, expected):
+    """Two devices a host, filled in the order of the mesh."""
+    assert [stage_host(candidate, stage, 2) for stage in range(candidate.pp)] == expected
