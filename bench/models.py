@@ -291,16 +291,17 @@ def page(found: Sequence[tuple[Source, Result]]) -> str:
     packages = sorted({source.package for source, _ in found if source.package} | {"torch"})
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     lines = [row(source, result) for source, result in found]
-    trained = sum(
-        any(isinstance(v, dict) for v in result.verified.values()) for _, result in found
-    )
-    plans = sum(isinstance(v, dict) for _, result in found for v in result.verified.values())
+    plans = [
+        [told["ok"] for told in result.verified.values() if isinstance(told, dict)]
+        for _, result in found
+    ]
+    right, wrong = (sum(each.count(ok) for each in plans) for ok in (True, False))
     refused = sum(bool(result.refusal) for _, result in found)
     return f"""# Models that nobody here wrote
 
 Made by `python bench/models.py --write docs/models.md` from `bench/model_sources/`, with
-{versions}, on CPUs. {len(found)} entries: {plans} plans of {trained} models are verified,
-{refused} files are refused.
+{versions}, on CPUs. {len(found)} entries: of {sum(map(bool, plans))} models {right} plans train
+like one process and {wrong} not (marked WRONG); {refused} files are refused.
 
 Behind each plan stands the largest difference in fp64, of losses and parameters, from one process
 after {STEPS} steps (allowed: 1e-10; 0 means bit for bit), or why it is not offered. Parameters are

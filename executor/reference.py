@@ -42,6 +42,8 @@ def without_dropout(loaded: LoadedModel) -> LoadedModel:
         for module in model.modules():
             if isinstance(module, DROPOUTS):
                 module.p = 0.0
+            elif isinstance(module, nn.RNNBase):
+                module.dropout = 0.0  # between its layers, inside the kernel
         return model
 
     return dataclasses.replace(loaded, make=make)

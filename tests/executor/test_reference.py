@@ -26,6 +26,14 @@ def test_dropout_modules_stand_at_zero(tiny_plan: Callable[..., Path]) -> None:
     assert without_dropout(loaded).build()[0].p == 0.0
 
 
+def test_dropout_between_the_layers_of_an_lstm_does_too(tiny_plan: Callable[..., Path]) -> None:
+    _, loaded = open_plan(tiny_plan("lstm"))
+    make = lambda: nn.LSTM(4, 4, 2, dropout=0.5)  # noqa: E731
+    model = without_dropout(dataclasses.replace(loaded, make=make)).build()
+    x = torch.randn(3, 1, 4)
+    assert torch.equal(model(x)[0], model(x)[0])
+
+
 def test_one_process_learns_and_reports_each_step(tiny_plan: Callable[..., Path]) -> None:
     plan, loaded = open_plan(tiny_plan("steps"))
     with DoubleMode():
