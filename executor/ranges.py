@@ -66,10 +66,16 @@ class Ranges:
         self, name: str, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any
     ) -> None:
         self._forward.pop().__exit__(None, None, None)
-        entry, leave = _first_edge((args, kwargs)), _first_edge(output)
-        if entry is not None and leave is not None:
-            leave.node.register_prehook(lambda gradients: self._begin_backward(name))
-            entry.node.register_prehook(lambda gradients: self._end_backward(name))
+        entry, leave = _differentiable((args, kwargs)), _differentiable(output)
+        if entry is None or leave is None:
+            return
+
+        def end(gradient: torch.Tensor) -> None:
+            self._end_backward(name)
+            hook.remove()  # a received buffer is the same tensor in every step
+
+        get_gradient_edge(leave).node.register_prehook(lambda grads: self._begin_backward(name))
+        hook = entry.register_hook(end)
 
     def _begin_backward(self, name: str) -> None:
         self._end_backward()
@@ -82,8 +88,8 @@ class Ranges:
         if self._backward is None or name not in (None, self._backward[0]):
             return
         _, thread, one = self._backward
-        self._backward = None
-        if thread == threading.get_ident():  # ranges are the thread's that opened them
+        if thread == threading.get_ident():  # else the next to begin there ends it
+            self._backward = None
             one.__exit__(None, None, None)
 
 
@@ -98,9 +104,8 @@ def name_ranges(stages: Sequence[Stage], blocks: Sequence[str], device: torch.de
     return ranges
 
 
-def _first_edge(tree: Any) -> Any:
-    """Where autograd has the first tensor that needs a gradient; None where none does."""
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            return get_gradient_edge(leaf)
-    return None
+def _differentiable(tree: Any) -> torch.Tensor | None:
+    """The first tensor that has a gradient; None where none has."""
+    return next(
+        (x for x in tree_leaves(tree) if isinstance(x, torch.Tensor) and x.requires_grad), None
+    )

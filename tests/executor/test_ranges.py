@@ -87,19 +87,31 @@ def test_products_run_in_the_ranges_of_their_block(*, recomputes: bool) -> None:
         assert sorted(found[width]) == sorted(wanted)
 
 
-def test_a_unit_that_needs_no_input_gradient_leaves_nothing_open() -> None:
+@pytest.mark.parametrize("part", ["inputs", "weights"])
+def test_no_part_of_a_backward_leaves_a_range_open(part: str) -> None:
+    """What autograd is asked for is all that it visits."""
     model, ranges = Chain(), Ranges(CPU)
-    model.enter.requires_grad_(False)
-    ranges.name_unit("block 0", model.blocks[0])
-    ranges.name_unit("block 1", model.blocks[1])
+    for index, block in enumerate(model.blocks):
+        ranges.name_unit(f"block {index}", block)
+    x = torch.ones(4, 2, requires_grad=True)
+    asked = [x] if part == "inputs" else [model.blocks[1][0].weight]
 
     def step() -> None:
-        with ranges.around("backward"):
-            model(torch.ones(4, 2)).backward()
-        torch.ones(3, 3) @ torch.ones(3, 3)
+        for _ in range(2):
+            hidden = x
+            for block in model.blocks:
+                hidden = block(hidden)
+            with ranges.around("backward"):
+                torch.autograd.grad(hidden.mean(), asked)
 
-    last = max(traced(step), key=lambda event: event.time_range.start * (event.name == "aten::mm"))
-    assert not [name for name in ranges_of(last) if "block" in name]
+    names = [event.name for event in traced(step)]
+    wanted = [0, 1, 2] if part == "inputs" else [1, 2]
+    assert [names.count(f"backward block {index}") for index in range(3)] == [
+        2 * (index in wanted) for index in range(3)
+    ]
+    assert ranges._backward is None  # profilers end by themselves what was left open
+    if part == "inputs":
+        assert not x._backward_hooks
 
 
 @pytest.mark.slow
