@@ -26,12 +26,12 @@ class DoubleMode(TorchFunctionMode):
         """Floats without a dtype are float64 until the end."""
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
         """As it was before."""
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._default)
 
     def __torch_function__(

@@ -163,12 +163,14 @@ def _run_key(entry: tuple[int, str]) -> tuple[str | None, int]:
 
 
 def _block_patterns(graph: ModelGraph, structures: Sequence[int]) -> list[str]:
-    """'h[*]' for every container whose blocks have one of the structures."""
+    """'h[*]' for every container whose blocks all have one of the structures, else the blocks."""
+    wanted = [b for b in graph.blocks if not structures or b.structure in structures]
+    others = {b.name.rpartition(".")[0] for b in graph.blocks if b not in wanted}
     patterns: dict[str, None] = {}
-    for block in graph.blocks:
-        if not structures or block.structure in structures:
-            prefix, _, number = block.name.rpartition(".")
-            patterns[f"{prefix}[*]" if number.isdecimal() and prefix else block.name] = None
+    for block in wanted:
+        prefix, _, number = block.name.rpartition(".")
+        is_all = number.isdecimal() and prefix and prefix not in others
+        patterns[f"{prefix}[*]" if is_all else block.name] = None
     return list(patterns)
 
 

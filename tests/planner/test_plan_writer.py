@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.plan_writer import HALF_WIDTH, predict
+from claw_plan.planner.graph import Unit
+from claw_plan.planner.plan_writer import HALF_WIDTH, _block_patterns, predict
 from claw_plan.planner.score import Scorer
 
 
@@ -27,3 +31,15 @@ def test_memory_is_listed_by_stage(toys):
     assert predict(scored, "catalogue", {}).memory_gib == [
         round(stage.peak_bytes / 2**30, 3) for stage in scored.memory
     ]
+
+
+def test_blocks_of_other_widths_in_one_container_are_named_one_by_one() -> None:
+    """ConvNeXt's stages: a pattern for each width would divide every stage by the rules of all."""
+    blocks = [
+        Unit(name=name, modules=(name,), structure=structure)
+        for name, structure in (("stages.0", 0), ("stages.1", 1), ("head.0", 2), ("head.1", 2))
+    ]
+    graph: Any = SimpleNamespace(blocks=blocks)
+    assert _block_patterns(graph, [0]) == ["stages.0"]
+    assert _block_patterns(graph, [0, 1]) == ["stages[*]"]
+    assert _block_patterns(graph, [2]) == ["head[*]"]
