@@ -288,7 +288,7 @@ def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Score
     plan = load_plan(path)
     candidate = check_plan(plan, path.name)
     model = model_of_plan(plan, path)
-    cluster = cluster_from_mapping(plan.cluster, f"{path.name}: cluster")
+    cluster = _used(plan, cluster_from_mapping(plan.cluster, f"{path.name}: cluster"))
     settings = plan.training
     training = Training(
         global_batch=settings.global_batch,
@@ -313,6 +313,12 @@ def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Score
         ).score(candidate, cuts)
         for profile in profiles
     ]
+
+
+def _used(plan: Plan, cluster: Cluster) -> Cluster:
+    """The nodes whose devices the plan uses: slower ones that it leaves out slow nothing down."""
+    numbers = sorted({int(name.partition(":")[0]) for name in plan.mesh.devices})
+    return replace(cluster, nodes=tuple(cluster.nodes[number] for number in numbers))
 
 
 def _check_against(graph: ModelGraph, candidate: Candidate, plan: Plan) -> None:

@@ -107,6 +107,21 @@ def test_a_plan_stands_alone_and_scores_the_same(tmp_path):
     assert simulate_plan(path).step_time_ns == result.best.step_time_ns
 
 
+def test_nodes_that_a_plan_leaves_out_slow_nothing_down(tmp_path):
+    devices = "devices: {{type: cpu, cores: 1, count: 2}}"
+    node = "  - {{count: {}, " + devices + ", nics: {{name: n{}, bandwidth: {} Mb/s}}}}\n"
+    fast, slow = node.format(2, 1, 200), node.format(1, 2, 50)
+    times = []
+    for name, nodes in (("fast", fast), ("mixed", fast + slow)):
+        cluster, path = tmp_path / f"{name}.yaml", tmp_path / f"{name}-plan.yaml"
+        cluster.write_text(f"name: {name}\nnodes:\n{nodes}")
+        fix = {"dp_replicate": 4, "dp_shard": 1, "microbatch_size": 2}
+        plan = planned(SMALL, str(cluster), global_batch=8, fix=fix, output_folder=tmp_path).plan
+        save_plan(plan, path)
+        times.append(simulate_plan(path).step_time_ns)
+    assert times[0] == times[1]
+
+
 def test_an_edited_plan_is_scored_as_it_stands(tmp_path):
     result = planned(GPT, "dgx-a100-80gb", fix={"pp": 2, "dp_shard": 4}, output_folder=tmp_path)
     even = result.plan.model_copy(deep=True)
