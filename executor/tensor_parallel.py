@@ -50,7 +50,7 @@ def divide_weights(
 
 def _fits_elsewhere(plan: Plan) -> bool:
     """Whether any rule is one for blocks of the plan: other stages may have those divided."""
-    patterns = tuple({f"{_pattern(block)}." for block in plan.blocks})
+    patterns = tuple({f"{name}." for block in plan.blocks for name in (_pattern(block), block)})
     return any(f"{rule.modules}.".startswith(patterns) for rule in plan.tensor_parallel)
 
 
@@ -61,12 +61,11 @@ def rules_of(
     rules: dict[str, list[TensorParallelRule]] = {}
     for block in blocks:
         names = {name for name, _ in model.get_submodule(block).named_modules()}
-        pattern = _pattern(block)
         for rule in plan.tensor_parallel:
-            prefix, _, inner = (rule.modules + ".").partition(pattern + ".")
-            if rule.style in STYLES or prefix or inner.rstrip(".") not in names:
-                continue
-            rules.setdefault(block, []).append(_rule(rule, inner.rstrip(".")))
+            for named in dict.fromkeys((_pattern(block), block)):
+                prefix, _, inner = (rule.modules + ".").partition(named + ".")
+                if rule.style not in STYLES and not prefix and inner.rstrip(".") in names:
+                    rules.setdefault(block, []).append(_rule(rule, inner.rstrip(".")))
     return rules
 
 
