@@ -109,7 +109,11 @@ def test_a_plan_stands_alone_and_scores_the_same(tmp_path):
 
 def test_nodes_that_a_plan_leaves_out_slow_nothing_down(tmp_path):
     devices = "devices: {{type: cpu, cores: 1, count: 2}}"
-    node = "  - {{count: {}, " + devices + ", nics: {{name: n{}, bandwidth: {} Mb/s}}}}\n"
+    node = (
+        "  - {{count: {}, "
+        + devices
+        + ", nics: {{name: n{}, bandwidth: {} Mb/s, latency: 2 ms}}}}\n"
+    )
     fast, slow = node.format(2, 1, 200), node.format(1, 2, 50)
     times = []
     for name, nodes in (("fast", fast), ("mixed", fast + slow)):
