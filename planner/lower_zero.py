@@ -69,6 +69,13 @@ class CopiedParameters(DataParallel):
         return dense, expert_groups(candidate, per_node)[1]
 
     @override
+    def sequence_parallel(self) -> dict[str, int]:
+        # The reference transformer is traced divided: what it holds whole are norms and biases.
+        found = super().sequence_parallel()
+        whole = {p.name for p in self._trained() if len(p.shape) == 1}
+        return {name: size for name, size in found.items() if name in whole}
+
+    @override
     def begin_forward(self, units: Sequence[int]) -> None:
         self.by_unit = self._is_first and self._is_sharded and self._trainer.gathers_beside
         if self.by_unit:
