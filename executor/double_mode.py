@@ -6,7 +6,9 @@ made of plain products here, without looking at the values of the groups' ends.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,9 +24,13 @@ class DoubleMode(TorchFunctionMode):
     of integers (the angles of a step's embedding) are float64 too.
     """
 
+    outside: ClassVar[torch.dtype | None] = None
+    """The dtype of floats without one outside of all these modes; None where none is on."""
+
     def __enter__(self) -> DoubleMode:
         """Floats without a dtype are float64 until the end."""
-        self._default = torch.get_default_dtype()
+        self._default, self._outside = torch.get_default_dtype(), DoubleMode.outside
+        DoubleMode.outside = self._outside or self._default
         torch.set_default_dtype(torch.float64)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -33,6 +39,7 @@ class DoubleMode(TorchFunctionMode):
         """As it was before."""
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._default)
+        DoubleMode.outside = self._outside
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -43,6 +50,17 @@ class DoubleMode(TorchFunctionMode):
             return _grouped_product(*args, **(kwargs or {}))
         args = tuple(_wider(value) for value in args)
         return func(*args, **{name: _wider(value) for name, value in (kwargs or {}).items()})
+
+
+@contextmanager
+def drawn_as_outside() -> Iterator[None]:
+    """Weights that are drawn here are those of a training without a DoubleMode."""
+    inside = torch.get_default_dtype()
+    torch.set_default_dtype(DoubleMode.outside or inside)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(inside)
 
 
 def _wider(value: Any) -> Any:

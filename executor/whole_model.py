@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn as nn
 
+from claw_plan.executor.double_mode import drawn_as_outside
 from claw_plan.executor.stages import LossOf
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
@@ -23,7 +24,8 @@ rounding from mistakes."""
 def build_whole(plan: Plan, loaded: LoadedModel, precision: str = AS_PLANNED) -> nn.Module:
     """The whole model on the CPU with the weights of the plan's seed, in fp32 or fp64."""
     torch.manual_seed(plan.training.seed)
-    model = loaded.build()
+    with drawn_as_outside():
+        model = loaded.build()
     return model.double() if precision == DOUBLE else model.float()
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from claw_plan.executor.double_mode import DoubleMode
+from claw_plan.executor.double_mode import DoubleMode, drawn_as_outside
 from claw_plan.executor.recompute import recompute
 from claw_plan.executor.torch_private import fake_mode
 from claw_plan.executor.whole_model import DOUBLE
@@ -82,3 +82,15 @@ def test_grouped_products_need_no_values() -> None:
         a, b = (torch.empty(shape, dtype=torch.float64) for shape in SHAPES[0])
         ends = torch.empty(4, dtype=torch.int32)
         assert F.grouped_mm(a, b, offs=ends).shape == (12, 8)
+
+
+def test_weights_are_drawn_as_outside() -> None:
+    torch.manual_seed(3)
+    expected = torch.nn.Linear(5, 7).weight
+    with DoubleMode(), DoubleMode():
+        torch.manual_seed(3)
+        with drawn_as_outside():
+            drawn = torch.nn.Linear(5, 7).weight
+        assert torch.ones(1).dtype == torch.float64
+    assert torch.equal(drawn, expected)
+    assert torch.ones(1).dtype == torch.float32 and DoubleMode.outside is None
