@@ -112,7 +112,7 @@ def test_every_command_in_the_text_runs(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     make_plan = (
         "claw-plan examples/gpt_small.py --cluster cpu --global-batch 2 --seq-len 16"
-        " --fix dp_replicate=2,tp=1 -o plan.yaml"
+        " --fix dp_replicate=2,tp=1,pp=1 -o plan.yaml"
     )
     (tmp_path / "topology.txt").write_text("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")
     (tmp_path / "measured.yaml").write_text(

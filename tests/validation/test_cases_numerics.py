@@ -30,7 +30,7 @@ from claw_plan.planner.graph import Parameter
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.plan import Plan, candidate_mapping, save_plan
 from claw_plan.planner.planning import PlanningRequest, make_plan
-from claw_plan.planner.shards import ShardSizes
+from claw_plan.planner.shards import GroupSize, Place, shard_numel
 from claw_plan.planner.space import batch_refusal
 from claw_plan.planner.trace import trace
 
@@ -239,13 +239,14 @@ def parameter(*shape: int) -> Parameter:
 
 @pytest.mark.parametrize(("rows", "ranks"), [(16, 6), (10, 4), (7, 4), (3, 4)])
 def test_linear_16_on_6(rows: int, ranks: int) -> None:
-    """linear-16-on-6: the planner's largest shard is torch.chunk's, and the whole is the sum."""
+    """linear-16-on-6: every rank's shard is torch.chunk's, of some ranks nothing."""
     chunks = [len(chunk) for chunk in torch.arange(rows).chunk(ranks)]
-    size = ShardSizes.__new__(ShardSizes)  # sizes of one parameter need no model
-    size._last, size._of_unit = 1, {0: [parameter(rows, 2)], 1: []}
-    group = size._groups(0, 2, 1, ranks)[-1]
-    assert group.whole == 2 * rows == 2 * sum(chunks)
-    assert group.shard == 2 * max(chunks)
+    chunks += [0] * (ranks - len(chunks))
+    weight = parameter(rows, 2)
+    shards = [shard_numel(weight, 1, ranks, Place(dp_shard=rank)) for rank in range(ranks)]
+    assert shards == [2 * rows for rows in chunks]
+    size = GroupSize().plus(weight, 1, ranks)
+    assert (size.whole, size.shard) == (2 * rows, 2 * max(chunks))
 
 
 def test_batch_dp_ga() -> None:
