@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--kind", choices=("gpu", "cpu"), default="gpu")
     options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     path: Path = options.folder / f"big-{options.kind}.json"
     events = write(path, round(options.gigabytes * 1e9), options.kind)
     size = path.stat().st_size
