@@ -115,7 +115,7 @@ class Attempt:
             try:
                 variables = (process / "environ").read_bytes().split(b"\0")
                 state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
+            except OSError:  # it has ended meanwhile
                 continue
             if f"SEEN={self.folder}".encode() in variables and state not in "ZX":
                 ranks = [int(v[5:]) for v in variables if v.startswith(b"RANK=")]

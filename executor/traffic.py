@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor.torch_private import watch_dispatched
-from claw_plan.planner.traffic import TIED, WORLD, Kind, Moved, group_of
+from claw_plan.planner.lower_end import TIED, WORLD
+from claw_plan.planner.traffic import Kind, Moved, group_of
 
 if TYPE_CHECKING:
     from claw_plan.executor.parallel_model import ParallelModel

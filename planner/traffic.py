@@ -19,29 +19,13 @@ from typing import NamedTuple
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import Cuts, lower
-from claw_plan.planner.lower_end import TIED, WORLD
+from claw_plan.planner.lower_end import WORLD
 from claw_plan.planner.placement import stride_of
 from claw_plan.planner.plan import PlanTraffic
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.shards import Place, ShardSizes
 from claw_plan.planner.stage_streams import FROM_PEER, Moves
 from claw_plan.profiles.trainer import NEUTRAL
-
-__all__ = [
-    "NOTHING",
-    "STEADY_STEP",
-    "TIED",
-    "WORLD",
-    "Kind",
-    "Moved",
-    "Traffic",
-    "count_ranks",
-    "differences",
-    "group_of",
-    "predict_traffic",
-    "rows_of",
-    "traffic_of",
-]
 
 STEADY_STEP = 3
 """From this step on every one moves the same."""

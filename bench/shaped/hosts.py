@@ -162,7 +162,7 @@ def _end_processes(name: str) -> None:
             for process in inside - told:
                 try:
                     os.kill(process, number)
-                except ProcessLookupError:
+                except ProcessLookupError:  # it has ended meanwhile
                     pass
             told |= inside
             time.sleep(0.05)

@@ -67,7 +67,10 @@ def test_forwards_without_gradients_are_no_step() -> None:
     statistics = RunningStatistics([norm], axis)
     with torch.no_grad():
         norm(torch.ones(2, 2))
-    statistics.compose()  # asks no other rank
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    statistics.compose()  # without a process group: asking another rank would raise
+    for name, value in norm.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 def test_recompute_counts_a_microbatch_once() -> None:

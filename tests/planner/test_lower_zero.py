@@ -11,11 +11,14 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import lower
 from claw_plan.planner.lower_zero import CopiedParameters, make_data_parallel
 from claw_plan.planner.problem import Problem, Training
+from claw_plan.planner.reference_model import Division
+from claw_plan.planner.reference_trace import trace_reference
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.space import Space
 from claw_plan.profiles.trainer import NEUTRAL, Trainer
 from claw_plan.profiles.trainers import load_trainers
+from claw_plan.profiles.training_row import Dimensions
 from claw_plan.simulator.simulate import makespan_ns, simulate
 
 MEGATRON = Trainer(name="megatron", keeps_compute_copy=True, gradient_bytes=4)
@@ -236,3 +239,29 @@ def test_no_bound_exceeds_its_simulation_under_any_trainer(toys, trainer):
             step_ns = scorer.step_time_ns(candidate, path.cuts)
             assert scorer.bounds.candidate_ns(candidate, path) <= step_ns, candidate
             assert scorer.bounds.even_ns(candidate) <= step_ns, candidate
+
+
+def test_only_what_ranks_hold_whole_is_summed_over_divided_sequences(toys):
+    """The weights of the two norms of each layer, in fp32; not those before the head.
+
+    The reference transformer's parameters have the shapes of a rank; none says what tp divides.
+    """
+    hidden, layers = 64, 4
+    sizes = Dimensions(
+        layers=layers, hidden=hidden, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=256,
+        seq_len=32, activation="swiglu", norm="rms",
+    )  # fmt: skip
+    division = Division(tp=2, sequence_parallel=True)
+    graph = trace_reference(sizes, division, "bfloat16")
+    problem = posed(toys, MEGATRON, graph=graph)
+    candidate = Candidate(tp=2, sequence_parallel=True, zero=1)
+    found = lowered(problem, candidate).graph
+    summed = [
+        int(size)
+        for name, size in zip(found.name, found.work_bytes, strict=True)
+        if name == "sequence-parallel gradients"
+    ]
+    norms = [p for p in graph.parameters if len(p.shape) == 1 and 0 < min(p.units) <= layers]
+    assert len(norms) == 2 * layers
+    # An fp32 flag follows each gradient in a bucket.
+    assert summed == [2 * layers * 4 * (hidden + 1)]

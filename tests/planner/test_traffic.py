@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.lower_end import TIED, WORLD
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.traffic import (
-    TIED,
-    WORLD,
     Kind,
     Moved,
     differences,
