@@ -42,7 +42,13 @@ from claw_plan.planner.placement import crosses_node, groups_of
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedules import rank_of_stage, schedule_actions, schedule_of
 from claw_plan.planner.shards import FIRST, Place, ShardSizes
-from claw_plan.planner.stage_streams import Moves, Parts, StageStreams, add_stage_streams
+from claw_plan.planner.stage_streams import (
+    Moves,
+    Parts,
+    StageStreams,
+    View,
+    add_stage_streams,
+)
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.simulator.task_graph import TaskGraph, TaskGraphBuilder
 
@@ -68,17 +74,24 @@ class _Stage:
     """One stage while it is lowered."""
 
     index: int
+    view: View
     start: int
     stop: int
     data: DataParallel
     held: HeldMemory
     last_backward: int
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether something of its forwards runs again before their backwards."""
+        return self.view.candidate.recompute != "none"
+
 
 @dataclass
 class _Rank:
     """One pipeline rank; `pending[done]` is its next action."""
 
+    view: View
     streams: StageStreams
     pending: tuple[Action, ...]
     stages: dict[int, _Stage] = field(default_factory=dict)
@@ -86,31 +99,33 @@ class _Rank:
 
 
 class Lowering:
-    """Lowers one candidate; `build` answers with the graph."""
+    """Lowers one pipeline, whose ranks are seen as `views` say, into a graph that is being built.
+
+    The views agree in schedule and number of ranks, stages and microbatches.
+    """
 
     def __init__(
         self,
-        problem: Problem,
+        builder: TaskGraphBuilder,
+        views: Sequence[View],
         shards: ShardSizes,
-        candidate: Candidate,
         cuts: Cuts,
         held: Sequence[HeldMemory] = (),
         num_microbatches: int = 0,
         place: Place = FIRST,
+        first_rank: int = 0,
     ) -> None:
-        self._problem, self._candidate = problem, candidate
+        problem, candidate, _ = views[0]
         count = num_microbatches or candidate.num_microbatches(problem.training.global_batch)
-        self._variant = variant_of(candidate)
-        self._splits = candidate.recompute == "none"
-        self._others = groups_of(candidate, problem.devices_per_node)
-        self._builder = TaskGraphBuilder()
+        self._graph, self._schedule = problem.graph, candidate.schedule
         self._sent: dict[tuple[int, str, int], int] = {}
         self._stretches: dict[tuple[int, int, str], Stretch] = {}
         self._send_costs: dict[tuple[int, str], CollectiveCost] = {}
         rows = schedule_actions(candidate.schedule, candidate.pp, count, candidate.stages_per_rank)
-        ports = add_stage_streams(self._builder, problem, candidate)
+        ports = add_stage_streams(builder, views, first_rank)
         self._ranks = [
-            _Rank(streams=port, pending=row) for port, row in zip(ports, rows, strict=True)
+            _Rank(view=view, streams=port, pending=row)
+            for view, port, row in zip(views, ports, rows, strict=True)
         ]
         self._num_stages = len(cuts)
         self._home = [rank_of_stage(candidate.schedule, i, candidate.pp) for i in range(len(cuts))]
@@ -118,17 +133,24 @@ class Lowering:
             rank = self._ranks[self._home[index]]
             rank.stages[index] = _Stage(
                 index=index,
+                view=rank.view,
                 start=start,
                 stop=stop,
                 data=make_data_parallel(
-                    problem, shards, candidate, rank.streams, start, stop, place
+                    rank.view.problem,
+                    shards,
+                    rank.view.candidate,
+                    rank.streams,
+                    start,
+                    stop,
+                    place,
                 ),
                 held=held[index] if held else HeldMemory(),
                 last_backward=_last_backward(rank.pending, index),
             )
 
-    def build(self) -> Lowered:
-        """Adds all tasks in an order in which each needs only earlier ones."""
+    def run(self) -> list[RankEnd]:
+        """Adds all passes in an order in which each needs only earlier ones."""
         progress = True
         while progress:
             progress = False
@@ -136,15 +158,10 @@ class Lowering:
                 first = rank.done
                 self._lower_what_is_ready(rank)
                 progress = progress or rank.done > first
-        ends = [
-            RankEnd(rank.streams, [stage.data for stage in rank.stages.values()])
+        return [
+            RankEnd(rank.view, rank.streams, [stage.data for stage in rank.stages.values()])
             for rank in self._ranks
         ]
-        StepEnd(self._problem, self._candidate, ends).lower()
-        return Lowered(self._builder.build(), self._ranks[0].streams.parts, self._traffic())
-
-    def _traffic(self) -> tuple[Moves, ...]:
-        return tuple(tuple(rank.streams.moved) for rank in self._ranks)
 
     def _lower_what_is_ready(self, rank: _Rank) -> None:
         """A rank's next actions, up to one whose message has not been sent."""
@@ -174,87 +191,61 @@ class Lowering:
             streams.next_alloc_bytes += sum(s.held.always_bytes for s in rank.stages.values())
         data.begin_forward(range(stage.start, stage.stop))
         if not data.by_unit:
-            streams.run_pass("forward", label, self._stretch(stage.start, stage.stop, "forward"))
+            stretch = self._stretch(stage, stage.start, stage.stop, "forward")
+            streams.run_pass("forward", label, stretch)
         else:
             for unit in range(stage.start, stage.stop):
                 data.before_unit(unit, backward=False)
-                stretch = self._stretch(unit, unit + 1, "forward")
+                stretch = self._stretch(stage, unit, unit + 1, "forward")
                 streams.run_pass("forward", f"{label} unit {unit}", stretch)
                 data.after_forward(unit)
         data.end_forward()
 
     def _backward(self, streams: StageStreams, stage: _Stage, action: Action, label: str) -> None:
         """A whole backward, or what one of its parts runs."""
-        kinds = self._kinds_of(action)
+        kinds = _kinds_of(action, recomputes=stage.recomputes)
         if not kinds:
             return
         completes = action.kind != INPUT_GRADIENT
-        ends = completes if self._splits or not stage.index else action.kind != WEIGHT_GRADIENT
+        splits = not stage.recomputes or not stage.index
+        ends = completes if splits else action.kind != WEIGHT_GRADIENT
         is_last = completes and action.microbatch == stage.last_backward
         data, frees = stage.data, stage.held.microbatch_bytes if ends else 0
         units = range(stage.stop - 1, stage.start - 1, -1)
         data.begin_backward(units, is_last)
         if not data.by_unit:
             streams.next_free_bytes = frees
-            self._run_kinds(streams, kinds, label, stage.start, stage.stop)
+            self._run_kinds(stage, streams, kinds, label, range(stage.start, stage.stop))
         for unit in units:
             if data.by_unit and kinds != (NOTHING,):
                 data.before_unit(unit, backward=True)
                 streams.next_free_bytes = frees if unit == stage.start else 0
-                self._run_kinds(streams, kinds, f"{label} unit {unit}", unit, unit + 1)
+                at = range(unit, unit + 1)
+                self._run_kinds(stage, streams, kinds, f"{label} unit {unit}", at)
             data.after_backward(unit, is_last)
         if completes:
             data.end_backward(is_last)
 
-    def _kinds_of(self, action: Action) -> tuple[str, ...]:
-        """The passes over the units that a backward action runs, in order."""
-        again = () if self._candidate.recompute == "none" else ("recompute",)
-        whole = (*again, "backward")
-        if action.kind == BACKWARD:
-            return whole
-        if not action.stage:
-            return whole if action.kind == WEIGHT_GRADIENT else ()
-        if self._splits:
-            return (INPUTS if action.kind == INPUT_GRADIENT else WEIGHTS,)
-        return whole if action.kind == INPUT_GRADIENT else (NOTHING,)
-
     def _run_kinds(
-        self, streams: StageStreams, kinds: Sequence[str], label: str, start: int, stop: int
+        self, stage: _Stage, streams: StageStreams, kinds: Sequence[str], label: str, units: range
     ) -> None:
         for kind in kinds:
             if kind != NOTHING:
                 shown = "recompute" if kind == "recompute" else "backward"
-                streams.run_pass(shown, label, self._stretch(start, stop, kind))
+                stretch = self._stretch(stage, units.start, units.stop, kind)
+                streams.run_pass(shown, label, stretch)
 
-    def _stretch(self, start: int, stop: int, kind: str) -> Stretch:
-        """A pass over units; the same for every microbatch."""
+    def _stretch(self, stage: _Stage, start: int, stop: int, kind: str) -> Stretch:
+        """A pass over units of a stage; the same for every microbatch."""
         key = (start, stop, kind)
         if key not in self._stretches:
-            one = self._recompute if kind == "recompute" else self._pass
             units = [u for u in range(start, stop) if kind != "recompute" or self._is_block(u)]
-            self._stretches[key] = stretch_of([one(unit, kind) for unit in units])
+            passes = [pass_of(stage.view, unit, kind) for unit in units]
+            self._stretches[key] = stretch_of(passes)
         return self._stretches[key]
 
-    def _pass(self, unit: int, kind: str) -> PassTime:
-        candidate, problem = self._candidate, self._problem
-        size = (self._variant, candidate.microbatch_size, candidate.tp)
-        if kind in (INPUTS, WEIGHTS):
-            return problem.part_time(unit, *size, kind, self._others)
-        return problem.pass_time(unit, *size, kind == "backward", self._others)
-
-    def _recompute(self, unit: int, kind: str) -> PassTime:
-        candidate = self._candidate
-        return self._problem.recompute_time(
-            unit,
-            self._variant,
-            candidate.microbatch_size,
-            candidate.tp,
-            candidate.recompute,
-            self._others,
-        )
-
     def _is_block(self, unit: int) -> bool:
-        return 0 < unit < len(self._problem.graph.units) - 1
+        return 0 < unit < len(self._graph.units) - 1
 
     def _send(self, streams: StageStreams, stage: _Stage, action: Action, label: str) -> None:
         """Hidden states go on to the next stage, their gradients back to the one before."""
@@ -277,16 +268,51 @@ class Lowering:
     def _send_cost(self, stage: _Stage, kind: str, peer: int) -> CollectiveCost:
         """A message from the stage to its neighbour; the same for every microbatch."""
         boundary = stage.stop if kind == FORWARD else stage.start
-        size = self._problem.graph.cost(boundary, self._variant).input_bytes.at(
-            self._candidate.microbatch_size, self._candidate.tp
-        )
-        if self._problem.trainer.scatters_sends and not self._candidate.sequence_parallel:
-            size = -(-size // self._candidate.tp)
-        earlier = min(stage.index, peer) % self._candidate.pp
-        if schedule_of(self._candidate.schedule).places_v:
+        own, other = stage.view, self._ranks[self._home[peer]].view
+        if own.problem is not other.problem:  # different kinds of devices, so different nodes
+            ports = [send_cost(view, boundary, nodes=2) for view in (own, other)]
+            return max(ports, key=lambda cost: cost.alone_ns)
+        earlier = min(stage.index, peer) % own.candidate.pp
+        if schedule_of(self._schedule).places_v:
             earlier = min(self._home[stage.index], self._home[peer])
-        nodes = 1 + crosses_node(self._candidate, earlier, self._problem.devices_per_node)
-        return self._problem.collective("send", size, 2, nodes)
+        place = earlier + own.place - self._home[stage.index]
+        nodes = 1 + crosses_node(own.candidate, place, own.problem.devices_per_node)
+        return send_cost(own, boundary, nodes)
+
+
+def pass_of(view: View, unit: int, kind: str) -> PassTime:
+    """A pass of a unit for one microbatch: 'forward', 'backward', a part of it, or 'recompute'."""
+    problem, candidate, _ = view
+    size = (variant_of(candidate), candidate.microbatch_size, candidate.tp)
+    others = groups_of(candidate, problem.devices_per_node)
+    if kind == "recompute":
+        return problem.recompute_time(unit, *size, candidate.recompute, others)
+    if kind in (INPUTS, WEIGHTS):
+        return problem.part_time(unit, *size, kind, others)
+    return problem.pass_time(unit, *size, kind == "backward", others)
+
+
+def send_cost(view: View, boundary: int, nodes: int) -> CollectiveCost:
+    """What one rank's port gives or takes of the hidden state that enters unit `boundary`."""
+    problem, candidate, _ = view
+    size = problem.graph.cost(boundary, variant_of(candidate)).input_bytes.at(
+        candidate.microbatch_size, candidate.tp
+    )
+    if problem.trainer.scatters_sends and not candidate.sequence_parallel:
+        size = -(-size // candidate.tp)
+    return problem.collective("send", size, 2, nodes)
+
+
+def _kinds_of(action: Action, *, recomputes: bool) -> tuple[str, ...]:
+    """The passes over the units that a backward action runs, in order."""
+    whole = ("recompute", "backward") if recomputes else ("backward",)
+    if action.kind == BACKWARD:
+        return whole
+    if not action.stage:
+        return whole if action.kind == WEIGHT_GRADIENT else ()
+    if not recomputes:
+        return (INPUTS if action.kind == INPUT_GRADIENT else WEIGHTS,)
+    return whole if action.kind == INPUT_GRADIENT else (NOTHING,)
 
 
 def _last_backward(row: Sequence[Action], stage: int) -> int:
@@ -312,4 +338,15 @@ def lower(
     `num_microbatches` stands in for the step's own number, 0 for that. `place` is the rank of
     each stage whose parts of parameters count where they are uneven.
     """
-    return Lowering(problem, shards, candidate, cuts, held, num_microbatches, place).build()
+    builder = TaskGraphBuilder()
+    views = [View(problem, candidate, rank) for rank in range(candidate.pp)]
+    lowering = Lowering(builder, views, shards, cuts, held, num_microbatches, place)
+    hosts = -(-candidate.num_devices // problem.devices_per_node)
+    return lowered(builder, StepEnd(problem, lowering.run(), candidate.num_devices, hosts))
+
+
+def lowered(builder: TaskGraphBuilder, end: StepEnd) -> Lowered:
+    """The graph of passes that are lowered, with the end of their step."""
+    end.lower()
+    moved = tuple(tuple(rank.streams.moved) for rank in end.ranks)
+    return Lowered(builder.build(), end.ranks[0].streams.parts, moved)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import DataParallel
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
-from claw_plan.planner.stage_streams import StageStreams
+from claw_plan.planner.stage_streams import StageStreams, View
 from claw_plan.profiles.cost import CollectiveCost
 
 CLIPPED_BYTES = 12
@@ -33,39 +32,45 @@ WORLD, TIED = "world", "tied"
 class RankEnd:
     """A pipeline rank after its last pass."""
 
+    view: View
     streams: StageStreams
     stages: Sequence[DataParallel]
 
 
 class StepEnd:
-    """Adds the end of a step to the streams of all pipeline ranks."""
+    """Adds the end of a step to the streams of all pipeline ranks.
 
-    def __init__(self, problem: Problem, candidate: Candidate, ranks: Sequence[RankEnd]) -> None:
-        self._problem, self._candidate, self._ranks = problem, candidate, ranks
-        self._hosts = -(-candidate.num_devices // problem.devices_per_node)
+    `problem` is that of all devices together, `num_devices` on so many `hosts`.
+    """
+
+    def __init__(
+        self, problem: Problem, ranks: Sequence[RankEnd], num_devices: int, hosts: int
+    ) -> None:
+        self._problem, self.ranks = problem, ranks
+        self._num_devices, self._hosts = num_devices, hosts
 
     def lower(self) -> None:
         """All of it."""
         training = self._problem.training
-        is_executed = all(stage.is_executed for rank in self._ranks for stage in rank.stages)
-        for rank in self._ranks:
+        is_executed = all(stage.is_executed for rank in self.ranks for stage in rank.stages)
+        for rank in self.ranks:
             self._sum_gradients(rank)
         self._tie()
         if training.precision == "float16" and is_executed:
             self._meet("overflow", OVERFLOW_BYTES)
         if training.clip_norm is not None and is_executed:
-            for rank in self._ranks:
+            for rank in self.ranks:
                 elements = sum(stage.owned_elements() for stage in rank.stages)
-                duration_ns = self._problem.memory_op_ns(CLIPPED_BYTES * elements)
+                duration_ns = rank.view.problem.memory_op_ns(CLIPPED_BYTES * elements)
                 rank.streams.run("other", "clip", duration_ns)
             self._meet("norm", NORM_BYTES)
-        for rank in self._ranks:
+        for rank in self.ranks:
             for stage in rank.stages:
                 stage.step_optimizer()
         if is_executed:
             self._meet("loss", LOSS_BYTES)
         overhead_ns = self._problem.step_overhead_ns()
-        for rank in self._ranks if overhead_ns else ():
+        for rank in self.ranks if overhead_ns else ():
             rank.streams.run("other", "step overhead", overhead_ns)
 
     def _sum_gradients(self, rank: RankEnd) -> None:
@@ -81,19 +86,18 @@ class StepEnd:
     def _all_reduce(
         self, rank: RankEnd, kind: str, name: str, axis: str, sizes: Sequence[int]
     ) -> None:
-        degree = getattr(self._candidate, axis)
-        nodes = group_nodes(self._candidate, axis, self._problem.devices_per_node)
-        for size in bucket_sizes(sizes, self._candidate.bucket_bytes) if degree > 1 else ():
-            cost = self._problem.collective(
-                "all_reduce", size, degree, nodes, by_data=axis != "tp"
-            )
+        problem, candidate, _ = rank.view
+        degree = getattr(candidate, axis)
+        nodes = group_nodes(candidate, axis, problem.devices_per_node)
+        for size in bucket_sizes(sizes, candidate.bucket_bytes) if degree > 1 else ():
+            cost = problem.collective("all_reduce", size, degree, nodes, by_data=axis != "tp")
             rank.streams.exchange(kind, name, cost, axis=axis)
 
     def _tie(self) -> None:
         """The sum of each parameter that several pipeline ranks hold, one after the other."""
-        held = [_merged(stage.trained() for stage in rank.stages) for rank in self._ranks]
+        held = [_merged(stage.trained() for stage in rank.stages) for rank in self.ranks]
         for name in sorted({name for own in held for name in own}):
-            holders = [r for r, own in zip(self._ranks, held, strict=True) if name in own]
+            holders = [r for r, own in zip(self.ranks, held, strict=True) if name in own]
             if len(holders) < 2:
                 continue
             size = next(STORED_BYTES * own[name] for own in held if name in own)
@@ -103,10 +107,10 @@ class StepEnd:
 
     def _meet(self, name: str, size_bytes: int) -> None:
         """An all-reduce over all ranks, which starts when the last one has come."""
-        count = self._candidate.num_devices
+        count = self._num_devices
         if count > 1:
             cost = self._problem.collective("all_reduce", size_bytes, count, self._hosts)
-            _together(self._ranks, "dp_comm", name, cost, WORLD)
+            _together(self.ranks, "dp_comm", name, cost, WORLD)
 
 
 def _together(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.pass_time import Stretch
@@ -27,6 +28,17 @@ Moves = Sequence[tuple[tuple[str, ...], tuple[CollectiveWork, ...]]]
 
 Parts = tuple[Mapping[str, float], int]
 """What a task's time consists of, and what of it is lost to traffic beside it, in ns."""
+
+
+class View(NamedTuple):
+    """What a pipeline rank is lowered with; on mixed devices each kind has its own.
+
+    `place` counts the ranks of the kind: it says where among its nodes the rank lies.
+    """
+
+    problem: Problem
+    candidate: Candidate
+    place: int
 
 
 @dataclass
@@ -155,19 +167,20 @@ class StageStreams:
 
 
 def add_stage_streams(
-    builder: TaskGraphBuilder, problem: Problem, candidate: Candidate
+    builder: TaskGraphBuilder, views: Sequence[View], first: int = 0
 ) -> list[StageStreams]:
-    """Streams and ports of every stage; CPU stages on one host share its cores."""
-    node = min(problem.cluster.nodes, key=lambda n: n.device.memory_bytes)
-    shares = node.cores and min(candidate.num_devices, node.device_count) > node.cores
-    cores: dict[int, int] = {}
+    """Streams and ports of every rank, numbered from `first`; CPUs on one host share its cores."""
+    cores: dict[tuple[str, int], int] = {}
     stages = []
     parts: dict[int, Parts] = {}
-    for stage in range(candidate.pp):
+    for stage, (problem, candidate, place) in enumerate(views, start=first):
+        node = min(problem.cluster.nodes, key=lambda n: n.device.memory_bytes)
+        shares = node.cores and min(candidate.num_devices, node.device_count) > node.cores
         name = f"stage {stage}"
-        host, ranks_on_host = stage_host(candidate, stage, node.device_count)
+        number, ranks_on_host = stage_host(candidate, place, node.device_count)
+        host = (node.type, number)
         if shares and host not in cores:
-            cores[host] = builder.link(f"host {host} cores", float(node.cores * NS_PER_S))
+            cores[host] = builder.link(f"host {number} cores", float(node.cores * NS_PER_S))
         stages.append(
             StageStreams(
                 builder=builder,

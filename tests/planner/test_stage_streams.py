@@ -6,7 +6,7 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.pass_time import Stretch
-from claw_plan.planner.stage_streams import StageStreams, add_stage_streams
+from claw_plan.planner.stage_streams import StageStreams, View, add_stage_streams
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.simulator.engine import finish_times_ns
 from claw_plan.simulator.task_graph import TaskGraphBuilder
@@ -96,7 +96,8 @@ def test_a_wait_marks_the_next_task_only():
 
 def test_every_pipeline_rank_has_streams_and_ports_of_its_own(toys):
     builder = TaskGraphBuilder()
-    found = add_stage_streams(builder, toys.problem(), Candidate(pp=3))
+    problem, candidate = toys.problem(), Candidate(pp=3)
+    found = add_stage_streams(builder, [View(problem, candidate, rank) for rank in range(3)])
     ids = [
         (each.compute, each.gather, each.reduce, each.sends, *each.links.values())
         for each in found
