@@ -157,18 +157,20 @@ class _Region:
 def _agreeing(regions: Sequence[_Region]) -> tuple[list[_Region], dict[str, str]]:
     """Regions with a degree in common, the heaviest first, and why the others stay whole.
 
-    One tower's few heads do not forbid tensor parallelism in another.
+    One tower's few heads do not forbid tensor parallelism in another. Nor do odd ones: nodes have
+    4 or 8 devices, so GPT-2 XL divides its 6400 columns and not, by 5, its 25 heads too.
     """
     divides, chosen, refused = 0, set(), {}
     for region in sorted(regions, key=lambda region: -region.numel):
         together = math.gcd(divides, region.divides)
-        if together > 1:
+        is_even = divides > 0 and divides % 2 == 0
+        if together > 1 and not (is_even and together % 2):
             divides = together
             chosen.add(region.name)
         else:
             refused[region.name] = (
-                f"its {region.divides} heads or columns have no degree in common with the "
-                f"{divides} of heavier modules"
+                f"its {region.divides} heads or columns have no {'even ' * is_even}degree in "
+                f"common with the {divides} of heavier modules"
             )
     return [region for region in regions if region.name in chosen], refused
 

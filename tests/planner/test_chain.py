@@ -111,3 +111,40 @@ def test_no_fold_keeps_all() -> None:
     fold = Fold.of(container, None)
     assert (fold.kept, fold.alike, fold.stands_for) == (list(range(8)), [], list(range(8)))
     assert Fold.of(containers(nn.Sequential(*blocks(3)))[0], 2).alike == []
+
+
+class Pairs(nn.Module):
+    """As lucidrains' transformers: `for first, second in self.layers`."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([Cell(size=4), nn.ReLU(), nn.ModuleList([Cell(size=8)])])
+            for _ in range(count)
+        )
+
+
+def test_the_modules_of_listed_lists_are_the_blocks() -> None:
+    model = Pairs(3)
+    (container,) = containers(model)
+    assert container.block_names == [
+        f"layers.{index}.{own}" for index in range(3) for own in ("0", "2.0")
+    ]
+    modules = [block for _, block in container.children]
+    calls = ids(*modules)
+    assert chain_of([container], [id(model), *calls]) == [container]
+    assert chain_of([container], [calls[1], calls[0], *calls[2:]]) == []
+    assert containers(Lists(a=nn.ModuleList([nn.ModuleList(), nn.ModuleList()]))) == []
+
+
+def test_lists_are_folded_whole() -> None:
+    model = Pairs(8)
+    entries = list(model.layers)
+    fold = Fold.of(containers(model)[0], 2)
+    assert fold.kept == [0, 1, 2, 3, 14, 15]
+    assert fold.stands_for == [0, 1, 2, 3, *[2, 3] * 5, 14, 15]
+    assert fold.alike == [(2, 14), (3, 15)]
+    fold.apply()
+    assert list(model.layers) == [entries[0], entries[1], entries[7]]
+    fold.undo()
+    assert list(model.layers) == entries

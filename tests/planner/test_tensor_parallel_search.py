@@ -200,6 +200,17 @@ def test_blocks_without_a_common_degree_leave_the_heavier_divided():
     assert "layers.1 has no divided linears" in finding.no_sequence_parallel
 
 
+def test_odd_heads_stay_whole_beside_heavier_modules_that_halve():
+    """GPT-2 XL: 25 heads, and 6400 columns that 2, 4 and 8 ranks can share."""
+    finding = found(Odd(50), Odd(25))
+    assert finding.by_block().keys() == {"layers.0"}
+    assert finding.tp_divides == 50
+    assert finding.refused == {
+        "layers.1.down": "its 25 heads or columns have no even degree in common with the 50 of "
+        "heavier modules"
+    }
+
+
 class Wrapped(nn.Module):
     """A block whose linears stand in a module of their own; `mix` runs outside of it."""
 
