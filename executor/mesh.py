@@ -31,6 +31,14 @@ class Mesh:
         """The ranks that differ from this one on the axis only."""
         return self.device_mesh.get_group(axis)
 
+    def neighbours(self, ranks: int) -> DeviceMesh:
+        """(apart, near): runs of so many neighbours on dp_shard along the second axis."""
+        names = self.device_mesh.mesh_dim_names or ()
+        inside = math.prod(self.sizes[name] for name in names[names.index("dp_shard") + 1 :])
+        apart = math.prod(self.sizes.values()) // (ranks * inside)
+        sizes = {"apart": apart, "near": ranks, "inside": inside}
+        return _device_mesh(self.device_mesh.device_type, sizes)["apart", "near"]
+
     @property
     def data_index(self) -> int:
         """Which slice of the global batch is this rank's."""

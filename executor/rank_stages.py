@@ -98,9 +98,8 @@ def make_rank_stages(
         if knobs.tp > 1:
             divided.append(divide_weights(plan, stage.model, blocks, mesh, own_numbers))
         stage.to(device)
-        if knobs.recompute != "none":
-            for block in blocks:
-                recompute(stage.model.get_submodule(block), knobs.recompute, precision)
+        for block in blocks[: knobs.recomputed(len(blocks))]:
+            recompute(stage.model.get_submodule(block), knobs.recompute, precision)
         if knobs.sequence_parallel:
             own_numbers.inside([stage.model.get_submodule(block) for block in blocks])
         if shards:

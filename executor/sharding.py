@@ -1,11 +1,15 @@
-"""fully_shard on a stage: each block's parameters are one group, the rest is the root's.
+"""fully_shard on a stage: each run of blocks is one group of parameters, the rest is the root's.
 
 It takes no parameter without dimensions (CLIP's logit_scale): those stay whole on every rank.
+
+Given a number as `reshard_after_forward`, fully_shard would make a mesh for each group of its own
+ranks alone: where tp or pp is above 1 that mesh has the name of other ranks' in the store, and
+each block would have communicators of its own. So all groups get one mesh, made by all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn as nn
@@ -13,6 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.stages import Stage
+from claw_plan.executor.torch_private import reshard_over
 from claw_plan.planner.plan import Plan
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,16 +43,19 @@ def shard_stage(
         param_dtype=precision if lowers else None,
         reduce_dtype=torch.float32 if lowers else None,
     )
-    reshard = plan.knobs().zero == 3
+    knobs = plan.knobs()
     left_out = {parameter for parameter in stage.parameters() if stays_whole(parameter)}
-    for name in blocks:
+    for names in batched(blocks, knobs.blocks_per_group):
+        modules = [stage.model.get_submodule(name) for name in names]
         fully_shard(
-            stage.model.get_submodule(name),
+            modules,
             mesh=mesh.data_mesh,
             mp_policy=policy,
-            reshard_after_forward=reshard,
+            reshard_after_forward=knobs.zero == 3,
             ignored_params=left_out,
         )
+        if knobs.reshard_ranks:
+            reshard_over(modules[0], mesh.neighbours(knobs.reshard_ranks))
     # The root is needed again at once in backward, so it is never freed between.
     fully_shard(
         stage,
@@ -58,6 +66,11 @@ def shard_stage(
     )
     if finds_unreached:
         stage.set_reduce_scatter_unused_params(True)  # type: ignore[operator]  # fully_shard's
+
+
+def batched(blocks: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """Runs of so many blocks, the last perhaps shorter."""
+    return (blocks[start : start + size] for start in range(0, len(blocks), size))
 
 
 def stays_whole(parameter: nn.Parameter) -> bool:

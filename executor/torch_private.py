@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn as nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     _Action,
@@ -34,6 +38,7 @@ __all__ = [
     "know_dataclasses",
     "own_box",
     "pipeline_runtime",
+    "reshard_over",
     "tree_leaves",
     "tree_map",
     "tree_map_only",
@@ -106,6 +111,23 @@ def pipeline_runtime(
         with_data, stage_to_rank=home.__getitem__, num_stages=len(home)
     )
     return runtime
+
+
+def reshard_over(module: nn.Module, mesh: DeviceMesh) -> None:
+    """After a forward, the parameters of the module's group are cut over the mesh's last axis.
+
+    `mesh` has two axes and was made by all ranks. The module is one that reshards.
+    """
+    assert isinstance(module, FSDPModule)
+    group = module._get_fsdp_state()._fsdp_param_group
+    if group is None:
+        return
+    info = HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+    group.post_forward_mesh_info = info
+    for parameter in group.fsdp_params:
+        parameter.post_forward_mesh_info = info
+        whole = torch.empty(parameter._orig_size, device="meta")
+        parameter._init_sharded_post_forward_param_metadata(whole)
 
 
 def own_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

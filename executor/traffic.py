@@ -118,6 +118,8 @@ def traffic_counter(compiled: ParallelModel) -> TrafficCounter:
     """A counter that knows the groups of this rank's plan."""
     mesh, world = compiled.mesh, dist.group.WORLD
     groups = {str(mesh.group(axis).group_name): axis for axis in mesh.sizes}
+    if near := compiled.knobs.reshard_ranks:
+        groups[str(mesh.neighbours(near).get_group("near").group_name)] = "dp_shard"
     if world is not None:
         groups[str(world.group_name)] = group_of(WORLD, compiled.knobs)
     return TrafficCounter(groups)

@@ -15,6 +15,11 @@ from claw_plan.profiles.errors import near_matches
 MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 ZERO = (1, 2, 3)
 
+_LEAST = dict.fromkeys(
+    ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "microbatch_size", "blocks_per_group"), 1
+) | {"recompute_blocks": 0, "reshard_ranks": 0}
+"""The least value of knobs that count something."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Candidate:
@@ -24,7 +29,12 @@ class Candidate:
     after every microbatch, while parameters stay gathered for the whole step; 1 the optimizer
     alone, so that gradients are reduced once a step, as under a pipeline they always are.
     `recompute` is 'none', or 'full': every block keeps its input only; 'attention', 'half' and
-    'moe' run a part of a block again (`profiles.training_row.PublishedPlan`).
+    'moe' run a part of a block again (`profiles.training_row.PublishedPlan`). `recompute_blocks`
+    is how many blocks of each stage do so, its first ones; 0 for all.
+    `reshard_ranks` is fully_shard's `reshard_after_forward` as a number: between forward and
+    backward parameters lie in shards over so many neighbours on dp_shard, so that backward
+    gathers among those; 0 leaves it to `zero`. `blocks_per_group` neighbouring blocks of a stage
+    are gathered, freed and reduced together.
     `ep` ranks, taken from cp, dp and tp, share experts, each expert divided over `etp` of them.
     `bucket_bytes` is the size of one gradient all-reduce where dp_replicate works without
     sharding. `mesh_order` names the axes from the slowest to the fastest over the devices.
@@ -43,6 +53,9 @@ class Candidate:
     stages_per_rank: int = 1
     microbatch_size: int = 1
     recompute: str = "none"
+    recompute_blocks: int = 0
+    reshard_ranks: int = 0
+    blocks_per_group: int = 1
     bucket_bytes: int = 25_000_000
     collective: str = "auto"
     codec: str = "none"
@@ -50,9 +63,10 @@ class Candidate:
     mesh_order: tuple[str, ...] = MESH_ORDER
 
     def __post_init__(self) -> None:
-        for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "microbatch_size"):
-            if getattr(self, name) < 1:
-                raise PlanError(f"{name} is at least 1, but got {name}={getattr(self, name)}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                value = getattr(self, name)
+                raise PlanError(f"{name} is at least {least}, but got {name}={value}")
         if self.zero not in ZERO:
             raise PlanError(f"zero is 1, 2 or 3, but got zero={self.zero}")
         if sorted(self.mesh_order) != sorted(MESH_ORDER):
@@ -72,6 +86,16 @@ class Candidate:
     def num_devices(self) -> int:
         """Devices the candidate uses."""
         return self.pp * self.dp * self.cp * self.tp
+
+    def recomputed(self, num_blocks: int) -> int:
+        """How many of a stage's blocks run again in backward.
+
+        They are its first: their activations are kept longest, and they are made again when all
+        others are gone, so that the peak does not hold them (Megatron-LM's method `block`).
+        """
+        if self.recompute == "none":
+            return 0
+        return min(num_blocks, self.recompute_blocks or num_blocks)
 
     def num_microbatches(self, global_batch: int) -> int:
         """Microbatches a rank runs in a step; raises PlanError if the batch does not divide."""
@@ -94,10 +118,15 @@ class Candidate:
             parts.append(self.schedule)
         if self.dp_shard > 1:
             parts.append(f"zero {self.zero}")
+        if self.reshard_ranks:
+            parts.append(f"resharded over {self.reshard_ranks}")
+        if self.blocks_per_group > 1:
+            parts.append(f"{self.blocks_per_group} blocks gathered together")
         if self.sequence_parallel:
             parts.append("sequence parallel")
         if self.recompute != "none":
-            parts.append(f"recompute {self.recompute}")
+            blocks = f" of {self.recompute_blocks} blocks" * bool(self.recompute_blocks)
+            parts.append(f"recompute {self.recompute}{blocks}")
         parts.append(f"microbatch {self.microbatch_size}")
         return ", ".join(parts)
 

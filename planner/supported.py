@@ -90,9 +90,32 @@ def knob_refusal(candidate: Candidate) -> str:
     return ""
 
 
+def _sharding_refusal(candidate: Candidate) -> str:
+    """Why knobs that act together with others have nothing to act on; empty when they do."""
+    blocks, ranks, shard = candidate.recompute_blocks, candidate.reshard_ranks, candidate.dp_shard
+    if blocks and candidate.recompute == "none":
+        return f"recompute_blocks={blocks}: nothing is run again; use recompute=full, or half"
+    if candidate.blocks_per_group > 1 and shard == 1:
+        return (
+            f"blocks_per_group={candidate.blocks_per_group}: only shards are gathered; use "
+            "dp_shard above 1"
+        )
+    if ranks and candidate.zero != 3:
+        return (
+            f"reshard_ranks={ranks}: with zero={candidate.zero} nothing is freed after forward; "
+            "use zero=3"
+        )
+    if ranks and (ranks in (1, shard) or shard % ranks):
+        return (
+            f"reshard_ranks={ranks}: dp_shard={shard} must be a multiple of it, and larger "
+            "(zero=2 keeps parameters whole, reshard_ranks=0 cuts them over all of dp_shard)"
+        )
+    return ""
+
+
 def refusal(candidate: Candidate) -> str:
     """Why the candidate may not be offered; empty when it may."""
-    why = knob_refusal(candidate)
+    why = knob_refusal(candidate) or _sharding_refusal(candidate)
     if why:
         return why
     axes = axes_of(candidate)
