@@ -170,6 +170,7 @@ def tell(folder: Path, options: argparse.Namespace) -> list[Story]:
                 name=options.starter,
                 plan=planned(folder, name),
                 ranks=math.prod(size for axis, size in PLANS[name].items() if axis in AXES),
+                is_pipeline="pp" in PLANS[name],
                 timeout_s=options.timeout,
             )
             undisturbed[name] = Undisturbed(starters[name], folder / name.replace(" ", "-"))

@@ -1,9 +1,8 @@
 """The model that bench/kill.py trains: blocks with dropout, on samples that have numbers.
 
-Where SEEN names a folder every process notes there which samples its backwards ran on, so that a
-lost or repeated one shows; forwards alone are no training: pipelines run one to learn shapes. A
-batch takes PAUSE seconds to read, so that a run lasts long enough to be killed in the middle of
-it. `train_data` yields three samples a time: batches begin inside them.
+Where SEEN names a folder every process notes there which samples its forwards saw, so that a lost
+or repeated one shows. A batch takes PAUSE seconds to read, so that a run lasts long enough to be
+killed in the middle of it. `train_data` yields three samples a time: batches begin inside them.
 """
 
 from __future__ import annotations
@@ -41,17 +40,15 @@ class Model(nn.Module):
         self.leave = nn.Linear(WIDTH, 1)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        note(number)
         hidden = self.enter(x)
         for block in self.blocks:
             hidden = block(hidden)
-        loss = functional.mse_loss(self.leave(hidden).squeeze(-1), y)
-        if loss.requires_grad:
-            loss.register_hook(lambda _: note(number))
-        return loss
+        return functional.mse_loss(self.leave(hidden).squeeze(-1), y)
 
 
 def note(number: torch.Tensor) -> None:
-    """One write for a backward: a kill leaves no half line that the next one would add to."""
+    """One write for a forward: a kill leaves no half line that the next one would add to."""
     if "SEEN" in os.environ and type(number) is torch.Tensor:  # fake tensors have no values
         lines = "".join(f"{one}\n" for one in number.tolist())
         with (Path(os.environ["SEEN"]) / f"{os.getpid()}").open("a") as file:

@@ -31,6 +31,7 @@ class Starter:
     name: str
     plan: Path
     ranks: int
+    is_pipeline: bool
     timeout_s: float
 
     def patient(self) -> Starter:
@@ -55,6 +56,7 @@ class Attempt:
 
     folder: Path
     start: int
+    is_pipeline: bool
     run: subprocess.Popen[bytes]
     earlier: frozenset[Path]
 
@@ -75,7 +77,13 @@ class Attempt:
                 | {"OMP_NUM_THREADS": "1", "SEEN": str(seen), "PAUSE": str(PAUSE_S)},
                 start_new_session=True,
             )
-        return cls(folder=seen, start=start, run=run, earlier=earlier)
+        return cls(
+            folder=seen,
+            start=start,
+            is_pipeline=starter.is_pipeline,
+            run=run,
+            earlier=earlier,
+        )
 
     @property
     def runs(self) -> Path:
@@ -101,11 +109,15 @@ class Attempt:
         return [json.loads(line)["loss"] for line in file.read_text().splitlines()]
 
     def seen(self, before: int) -> Counter[int]:
-        """How often each sample was trained on, of the steps until `before`."""
+        """How often each sample was trained on, of the steps until `before`.
+
+        Before its first step torch runs each pipeline stage once, on a sample, to learn shapes.
+        """
         found: Counter[int] = Counter()
         for path in self.folder.glob("[0-9]*"):
             text = path.read_text()
-            found.update(int(line) for line in text[: text.rfind("\n") + 1].split())
+            numbers = [int(line) for line in text[: text.rfind("\n") + 1].split()]
+            found.update(numbers[1:] if self.is_pipeline else numbers)
         return Counter({n: k for n, k in found.items() if n < min(before * BATCH, EXAMPLES_FROM)})
 
     def processes(self) -> dict[int, int | None]:
