@@ -120,5 +120,5 @@ def main() -> None:
     try:
         cli.main()
     finally:
-        if sys.argv[1:2] == ["run"]:
+        if "torch" in sys.modules:
             end_at_once(sys.exception())

@@ -35,8 +35,8 @@ def say(message: str) -> None:
 def end_at_once(ending: BaseException | None) -> None:
     """Ends this process with the exit code of a SystemExit, and takes nothing apart before.
 
-    After a run that is a second of work for Python (ten, seen on a busy machine), and whoever
-    started it waits for that end; gloo's threads may even abort it.
+    With torch loaded that is a second of work for Python (ten, seen on a busy machine), and
+    whoever started it waits for that end; gloo's threads may even abort it.
     """
     if not isinstance(ending, SystemExit) or not isinstance(ending.code, int):
         return

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -151,27 +152,39 @@ class Bounds:
 
         The parts are only told apart where the schedule does.
         """
-        return self._per_unit(candidate, _pass_floor_ns)
+        times = self.structure_times(candidate)
+        return [times[unit.structure] for unit in self.problem.graph.units]
 
-    def _per_unit(
+    def structure_times(self, candidate: Candidate) -> dict[int, tuple[int, int, int, int]]:
+        """The same of each structure of units, in the order of the chain."""
+        return self._per_structure(candidate, _pass_floor_ns)
+
+    def _per_structure(
         self, candidate: Candidate, of: Callable[[PassTime], int]
-    ) -> list[tuple[int, int, int, int]]:
-        """A figure of each unit's passes."""
+    ) -> dict[int, tuple[int, int, int, int]]:
+        """A figure of the passes of each structure of units."""
         graph, pass_time, part = self.problem.graph, self.problem.pass_time, self.problem.part_time
         size = (variant_of(candidate), candidate.microbatch_size, candidate.tp)
         splits = schedule_of(candidate.schedule).splits_backward and candidate.recompute == "none"
-        by_structure: dict[int, tuple[int, int, int, int]] = {}
+        found: dict[int, tuple[int, int, int, int]] = {}
         last = len(graph.units) - 1
-        for index, unit in enumerate(graph.units):
-            if unit.structure not in by_structure:
-                up, down = (of(pass_time(index, *size, backward)) for backward in (False, True))
-                inputs = of(part(index, *size, INPUTS)) if splits else down
-                weights = of(part(index, *size, WEIGHTS)) if splits else 0
-                again = 0
-                if candidate.recompute != "none" and 0 < index < last:
-                    again = of(self.problem.recompute_time(index, *size, candidate.recompute))
-                by_structure[unit.structure] = (up, down + again, inputs + again, weights)
-        return [by_structure[unit.structure] for unit in graph.units]
+        for index, structure in self._structures:
+            up, down = (of(pass_time(index, *size, backward)) for backward in (False, True))
+            inputs = of(part(index, *size, INPUTS)) if splits else down
+            weights = of(part(index, *size, WEIGHTS)) if splits else 0
+            again = 0
+            if candidate.recompute != "none" and 0 < index < last:
+                again = of(self.problem.recompute_time(index, *size, candidate.recompute))
+            found[structure] = (up, down + again, inputs + again, weights)
+        return found
+
+    @cached_property
+    def _structures(self) -> list[tuple[int, int]]:
+        """The first unit of each structure, and its number."""
+        first: dict[int, int] = {}
+        for index, unit in enumerate(self.problem.graph.units):
+            first.setdefault(unit.structure, index)
+        return [(index, structure) for structure, index in first.items()]
 
     def even_ns(self, candidate: Candidate) -> int:
         """The crudest path bound: stages as equal as no cut can make them."""
@@ -297,7 +310,8 @@ class Bounds:
 
     def _unit_kernels(self, candidate: Candidate) -> list[tuple[int, int, int, int]]:
         """As `unit_times`, without exchanges."""
-        return self._per_unit(candidate, lambda time: time.compute_ns)
+        kernels = self._per_structure(candidate, lambda time: time.compute_ns)
+        return [kernels[unit.structure] for unit in self.problem.graph.units]
 
     def _send_ns(self, candidate: Candidate, cuts: Cuts) -> list[int]:
         """The message between each stage and the next."""

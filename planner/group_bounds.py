@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Parameter
-from claw_plan.planner.group_table import SCHEDULE_NAMES, Int
+from claw_plan.planner.group_table import SCHEDULE_NAMES, Int, numbered
 from claw_plan.planner.memory_states import CONTEXT_BYTES
 from claw_plan.planner.pipeline_bound import Chain, Pipelines, bound_pipelines
 from claw_plan.planner.problem import STORED_BYTES
@@ -30,15 +30,6 @@ RUN = 512
 """Groups cut together: few enough to leave the rest alone, enough for one compiled call."""
 
 
-def _numbered(*columns: Int) -> tuple[Int, Int]:
-    """The first row of each distinct combination, and which combination each row has."""
-    code = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        code = code * (int(column.max(initial=0)) + 1) + column
-    _, rows, which = np.unique(code, return_index=True, return_inverse=True)
-    return rows, which
-
-
 class GroupBounds:
     """Bounds of the groups of one space, rows as in its table."""
 
@@ -50,15 +41,15 @@ class GroupBounds:
         self._splits = splits[table.schedule]
         self._places_v = np.array([SCHEDULES[name].places_v for name in SCHEDULE_NAMES])
         self._is_recomputed = table.recompute != RECOMPUTE.index("none")
-        self._times_rows, self._times = _numbered(
+        self._times_rows, self._times = numbered(
             table.tp, table.sequence_parallel, table.microbatch_size, table.recompute,
             (self._splits & ~self._is_recomputed).astype(np.int64),
         )  # fmt: skip
-        self._held_rows, self._held = _numbered(
+        self._held_rows, self._held = numbered(
             table.tp, table.sequence_parallel, table.microbatch_size, table.recompute
         )
-        self._stored_rows, self._stored = _numbered(table.tp, table.dp)
-        self._whole_rows, self._whole = _numbered(table.tp)
+        self._stored_rows, self._stored = numbered(table.tp, table.dp)
+        self._whole_rows, self._whole = numbered(table.tp)
 
     @cached_property
     def even_ns(self) -> Int:
@@ -72,7 +63,7 @@ class GroupBounds:
     def cut(self, rows: Int) -> tuple[Int, NDArray[np.bool_]]:
         """The path bound of the best cut of each row, and whether memory does not rule it out."""
         table = self._table
-        layout_rows, layout = _numbered(
+        layout_rows, layout = numbered(
             table.schedule[rows], table.pp[rows], table.microbatches[rows],
             table.stages_per_rank[rows],
         )  # fmt: skip
@@ -140,11 +131,10 @@ class GroupBounds:
         graph = self._problem.graph
         last = len(graph.units) - 1
         starts = [unit for unit in range(2, last) if unit not in graph.cut_refused]
-        times = [self._unit_times(self._base(row)) for row in self._times_rows.tolist()]
         stored, shard = self._sharded_bytes()
         return Chain(
             edges=np.array([0, *starts, last + 1], np.int64),
-            times_ns=np.array(times, np.int64),
+            times_ns=self._unit_times(),
             held_bytes=np.array(
                 [self._unit_bytes(self._base(row)) for row in self._held_rows.tolist()], np.int64
             ),
@@ -153,11 +143,24 @@ class GroupBounds:
             shard_bytes=shard,
         )
 
-    def _unit_times(self, base: Candidate) -> list[list[int]]:
+    def _unit_times(self) -> Int:
         """Running totals in the columns that `pipeline_bound` names."""
-        times = self._scorer.bounds.unit_times(base)
-        columns = [*zip(*times, strict=True), [f + min(whole, i + w) for f, whole, i, w in times]]
-        return [[0, *accumulate(column)] for column in columns]
+        units = self._problem.graph.units
+        structures = [unit.structure for unit in units]
+        # [variant, structure, column]; structures are numbered in the order of the chain.
+        times = np.array(
+            [
+                list(self._scorer.bounds.structure_times(self._base(row)).values())
+                for row in self._times_rows.tolist()
+            ],
+            np.int64,
+        )
+        forward, whole, inputs, weights = np.moveaxis(times, 2, 0)
+        balanced = forward + np.minimum(whole, inputs + weights)
+        each = np.stack([forward, whole, inputs, weights, balanced], axis=1)[:, :, structures]
+        totals = np.zeros((*each.shape[:2], len(units) + 1), np.int64)
+        np.cumsum(each, axis=2, out=totals[:, :, 1:])
+        return totals
 
     def _unit_bytes(self, base: Candidate) -> list[int]:
         memory, units = self._scorer.memory, len(self._problem.graph.units)

@@ -46,9 +46,9 @@ class GroupTable:
     microbatches: Int
     schedule: Int
     stages_per_rank: Int
+    size: Int
     recompute: Int
     sequence_parallel: Int
-    size: Int
 
     def __len__(self) -> int:
         return len(self.pp)
@@ -79,6 +79,26 @@ def table_of(columns: list[Int]) -> GroupTable:
     names = [field.name for field in fields(GroupTable)]
     whole = np.concatenate(columns or [np.zeros((len(names), 0), np.int64)], axis=1)
     return GroupTable(**dict(zip(names, whole, strict=True)))
+
+
+def numbered(*columns: Int) -> tuple[Int, Int]:
+    """The first row of each distinct combination, in order, and which of them each row has."""
+    which = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        which = _dense(which * (int(column.max(initial=0)) + 1) + column)
+    rows = np.empty(int(which.max(initial=-1)) + 1, np.int64)
+    rows[which[::-1]] = np.arange(len(which))[::-1]  # of several the last written stays
+    return rows, which
+
+
+def _dense(values: Int) -> Int:
+    """The place of each value among the distinct ones; without a sort where they are small."""
+    most = int(values.max(initial=-1)) + 1
+    if most > 4 * len(values):
+        return np.unique(values, return_inverse=True)[1].reshape(-1)
+    place = np.zeros(most, np.int64)
+    place[values] = 1
+    return (place.cumsum() - 1)[values]
 
 
 def product_of(*tables: Int) -> Int:

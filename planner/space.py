@@ -113,7 +113,7 @@ class Space:
         for pp in range(1, min(self.most_stages(), self._problem.cluster.num_devices) + 1):
             if self._pinned("pp", pp):
                 runs = self._runs(pp, shares)
-                pieces += [self._rows(pp, tp, runs) for tp in self._offered_tp()]
+                pieces += [self._rows(pp, tp, runs[tp > 1]) for tp in self._offered_tp()]
         return table_of([piece for piece in pieces if piece.shape[1]])
 
     def _shares(self) -> list[tuple[int, int, int]]:
@@ -127,15 +127,26 @@ class Space:
             if batch // (dp * size) <= MOST_MICROBATCHES and self._pinned("microbatch_size", size)
         ]
 
-    def _runs(self, pp: int, shares: list[tuple[int, int, int]]) -> Int:
-        """Columns dp, microbatch size, microbatches, schedule and stages of a rank."""
+    def _runs(self, pp: int, shares: list[tuple[int, int, int]]) -> list[Int]:
+        """Columns dp to size of GroupTable, without tensor parallelism and with it."""
         layouts = {count: self._layouts(pp, count) for count in {share[2] for share in shares}}
         rows = [
-            (*share, SCHEDULE_NAMES.index(schedule), stages)
+            (*share, schedule, stages)
             for share in shares
             for schedule, stages in layouts[share[2]]
         ]
-        return np.array(rows, dtype=np.int64).reshape(-1, 5).T
+        found = []
+        for divided in (False, True):
+            sized = [
+                (
+                    dp, size, count, SCHEDULE_NAMES.index(schedule), stages,
+                    self._count(pp > 1, divided, dp, min(count, 2), schedule),
+                )
+                for dp, size, count, schedule, stages in rows
+            ]  # fmt: skip
+            columns = np.array(sized, dtype=np.int64).reshape(-1, 6).T
+            found.append(columns[:, columns[-1] > 0])
+        return found
 
     def _offered_tp(self) -> list[int]:
         return [tp for tp in self.tp_degrees() if self._pinned("tp", tp)]
@@ -155,25 +166,14 @@ class Space:
         rows = product_of(degrees, runs, dials)
         if "schedule" not in self._fix:
             splits = np.array([SCHEDULES[name].splits_backward for name in SCHEDULE_NAMES])
-            rows = rows[:, ~splits[rows[5]] | (rows[7] == RECOMPUTE.index("none"))]
-        sizes = self._sizes(pp, tp, rows)
-        return np.concatenate([rows, sizes[None]])[:, sizes > 0]
+            rows = rows[:, ~splits[rows[5]] | (rows[8] == RECOMPUTE.index("none"))]
+        return rows
 
     def _lies_close(self, tp: int) -> bool:
         """Whether no tensor-parallel group of a large cluster spans more nodes than it must."""
         per_node = self._problem.devices_per_node
         wide = Candidate(tp=tp, dp_replicate=per_node)
         return "tp" in self._fix or group_nodes(wide, "tp", per_node) == -(-tp // per_node)
-
-    def _sizes(self, pp: int, tp: int, rows: Int) -> Int:
-        """The number of members of each row."""
-        keys = np.stack([rows[2], np.minimum(rows[4], 2), rows[5]])
-        distinct, which = np.unique(keys, axis=1, return_inverse=True)
-        sizes = [
-            self._count(pp > 1, tp > 1, dp, count, SCHEDULE_NAMES[schedule])
-            for dp, count, schedule in distinct.T.tolist()
-        ]
-        return np.array(sizes, dtype=np.int64)[which.reshape(-1)]
 
     def _layouts(self, pp: int, microbatches: int) -> list[tuple[str, int]]:
         """Schedules with the stages a rank holds; one for those that are bound alike."""
