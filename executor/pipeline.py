@@ -13,6 +13,7 @@ import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
+from claw_plan.executor.ranks import Rank
 from claw_plan.executor.split_backward import Gradients, LateWeights, split_backward
 from claw_plan.executor.torch_private import pipeline_runtime
 from claw_plan.planner.model_source import Batch
@@ -198,12 +199,13 @@ def make_pipeline(
 
 
 def time_sends(
-    stages: Sequence[RecordedStage], schedule: str, group: dist.ProcessGroup
+    stages: Sequence[RecordedStage], schedule: str, group: dist.ProcessGroup, place: Rank
 ) -> dict[CollectiveWork, list[int]]:
-    """How long each message between neighbouring stages takes, on the rank that receives it.
+    """How long each message between neighbouring stages takes, on the rank that sends it.
 
-    In a step a message is hidden in the wait for the other side's computation; here both sides
-    meet first, and one of the same size goes over, a few times.
+    In a step a message is hidden in the wait for the other side's computation; here one of the
+    same size goes there and back, a few times: half of that is what it takes where the other
+    side waits for it. All ranks of a stage do so at once, as in a step.
     """
     samples: dict[CollectiveWork, list[int]] = {}
     own = {stage.stage_index: stage for stage in stages}
@@ -217,32 +219,47 @@ def time_sends(
         size = torch.tensor([sent_bytes], device=device)
         dist.broadcast(size, src=dist.get_global_rank(group, source), group=group)
         buffer = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
-        for _ in range(REPEATS):
-            dist.barrier(group)
-            duration_ns = _send_once(buffer, rank, source, target, group)
-            if rank == target:
-                samples.setdefault(_send_work(buffer), []).append(duration_ns)
+        beside = _neighbours(place, sends=rank == source)
+        ends = [dist.get_global_rank(group, end) for end in (source, target)]
+        if rank in (source, target):
+            times = [_there_and_back_ns(buffer, ends, group) for _ in range(1 + REPEATS)]
+            if rank == source:  # the first trip only opens the way
+                work = _send_work(buffer, place.hosts(ends), beside)
+                samples.setdefault(work, []).extend(times[1:])
     return samples
 
 
-def _send_once(
-    buffer: torch.Tensor, rank: int, source: int, target: int, group: dist.ProcessGroup
-) -> int:
+def _there_and_back_ns(buffer: torch.Tensor, ends: Sequence[int], group: dist.ProcessGroup) -> int:
+    """Half of a round trip from the first end to the second."""
+    source, target = ends
     start = time.perf_counter_ns()
-    if rank == source:
-        dist.send(buffer, dist.get_global_rank(group, target), group=group)
-    elif rank == target:
-        dist.recv(buffer, dist.get_global_rank(group, source), group=group)
+    if dist.get_rank() == source:
+        dist.send(buffer, target, group=group)
+        dist.recv(buffer, target, group=group)
+    else:
+        dist.recv(buffer, source, group=group)
+        dist.send(buffer, source, group=group)
     if buffer.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter_ns() - start
+    return (time.perf_counter_ns() - start) // 2
 
 
-def _send_work(buffer: torch.Tensor) -> CollectiveWork:
+def _neighbours(place: Rank, *, sends: bool) -> int:
+    """How many ranks of this host send at once; 0 for all. The ranks of all hosts meet."""
+    all_send: list[bool] = [False] * place.world_size
+    dist.all_gather_object(all_send, sends)
+    here = [
+        told for rank, told in enumerate(all_send) if place.host(rank) == place.host(place.rank)
+    ]
+    return 0 if all(here) else sum(here)
+
+
+def _send_work(buffer: torch.Tensor, hosts: int, beside: int) -> CollectiveWork:
     return CollectiveWork(
         op="send",
         bytes=buffer.nbytes,
         group_size=2,
-        nodes=1,
+        nodes=hosts,
         backend="nccl" if buffer.is_cuda else "gloo",
+        concurrent=beside if hosts > 1 else 0,
     )

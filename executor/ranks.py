@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -90,6 +90,14 @@ class Rank:
                 f"{self.local_rank} on it; start at most one rank for each GPU"
             )
         return torch.device("cuda", self.local_rank)
+
+    def hosts(self, ranks: Iterable[int]) -> int:
+        """How many hosts these ranks lie on; each host is filled before the next."""
+        return len({self.host(rank) for rank in ranks})
+
+    def host(self, rank: int) -> int:
+        """The host that a rank lies on, counted from 0."""
+        return rank // self.local_world_size
 
 
 def starter_of(environment: Mapping[str, str] = os.environ) -> str | None:

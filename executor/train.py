@@ -138,7 +138,9 @@ def train(
     record.checkpoint = checkpoints.last
     record.peak_memory_bytes = memory.peak_bytes()
     if WORK in record.ways and compiled.pipeline_stages:
-        sends = time_sends(compiled.pipeline_stages, plan.schedule.name, compiled.mesh.group("pp"))
+        sends = time_sends(
+            compiled.pipeline_stages, plan.schedule.name, compiled.mesh.group("pp"), rank
+        )
         for work, samples in sends.items():
             record.samples[work] = samples
     return _collect(record, rank)
@@ -175,13 +177,12 @@ def _recording(
     if way == PLAIN:
         yield
         return
-    groups = {str(compiled.mesh.group(axis).group_name): axis for axis in compiled.mesh.sizes}
-    nodes = rank.world_size // rank.local_world_size
+    by_axis = {axis: compiled.mesh.group(axis) for axis in compiled.mesh.sizes}
     recorder = StepRecorder(
         rank.rank,
         rank.device,
-        groups,
-        {axis: nodes for axis in compiled.mesh.sizes},
+        {str(group.group_name): axis for axis, group in by_axis.items()},
+        {axis: rank.hosts(dist.get_process_group_ranks(group)) for axis, group in by_axis.items()},
         times_work=way == WORK,
         meets=dist.group.WORLD if _are_alike(compiled) else None,
     )

@@ -26,6 +26,9 @@ NS_PER_S = 1_000_000_000
 QUEUE_BYTES = 4 << 20
 """Of each link and direction: more than gloo's sockets have under way."""
 
+PRIORITY = 50
+"""Of the threads in which Linux handles interrupts (kernel/irq/manage.c)."""
+
 READS = 64
 """Packets taken from one device before the clock is looked at again."""
 
@@ -161,9 +164,12 @@ def forward(tuns: Sequence[int], ports: Sequence[Port], until: int) -> Switch:
 
 
 def _go_first() -> None:
-    """No wire waits for a processor: the switch runs before all that shares the machine."""
+    """No wire waits for a processor: the switch runs before all that shares the machine.
+
+    Also before hosts that themselves run in real time, at its lowest priorities.
+    """
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     except PermissionError:  # links are then slower than they should be on a busy machine
         pass
 

@@ -53,7 +53,7 @@ def test_one_stage_runs_its_actions_in_order_and_means_its_losses(alone: Rank) -
         ("backward", "0B1"),
     ]
     assert not any(awaits for _, _, awaits in ran)
-    assert time_sends([stage], "1F1B", group) == {}
+    assert time_sends([stage], "1F1B", group, alone) == {}
 
 
 class Chained(nn.Module):
