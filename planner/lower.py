@@ -86,6 +86,11 @@ class _Stage:
         """Whether something of its forwards runs again before their backwards."""
         return self.view.candidate.recompute != "none"
 
+    @property
+    def again(self) -> range:
+        """The units whose forwards these are."""
+        return self.view.problem.recomputed_units(self.view.candidate, self.start, self.stop)
+
 
 @dataclass
 class _Rank:
@@ -117,7 +122,7 @@ class Lowering:
     ) -> None:
         problem, candidate, _ = views[0]
         count = num_microbatches or candidate.num_microbatches(problem.training.global_batch)
-        self._graph, self._schedule = problem.graph, candidate.schedule
+        self._schedule = candidate.schedule
         self._sent: dict[tuple[int, str, int], int] = {}
         self._stretches: dict[tuple[int, int, str], Stretch] = {}
         self._send_costs: dict[tuple[int, str], CollectiveCost] = {}
@@ -239,13 +244,11 @@ class Lowering:
         """A pass over units of a stage; the same for every microbatch."""
         key = (start, stop, kind)
         if key not in self._stretches:
-            units = [u for u in range(start, stop) if kind != "recompute" or self._is_block(u)]
+            again = range(start, stop) if kind != "recompute" else stage.again
+            units = [unit for unit in range(start, stop) if unit in again]
             passes = [pass_of(stage.view, unit, kind) for unit in units]
             self._stretches[key] = stretch_of(passes)
         return self._stretches[key]
-
-    def _is_block(self, unit: int) -> bool:
-        return 0 < unit < len(self._graph.units) - 1
 
     def _send(self, streams: StageStreams, stage: _Stage, action: Action, label: str) -> None:
         """Hidden states go on to the next stage, their gradients back to the one before."""

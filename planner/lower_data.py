@@ -2,9 +2,9 @@
 
 Two kinds. `Whole`: every rank holds all parameters; gradients are all-reduced in buckets during
 the last backward (DistributedDataParallel), or after it under a pipeline. `Sharded`:
-fully_shard gathers each block before its passes and reduce-scatters its gradients after; over
-dp_replicate the shards are then all-reduced. With precision below fp32 parameters are stored in
-fp32 and fully_shard makes the working copies, so then `Sharded` is used whatever dp_shard is.
+fully_shard gathers each run of blocks before its passes and reduce-scatters its gradients after;
+over dp_replicate the shards are then all-reduced. With precision below fp32 parameters are stored
+in fp32 and fully_shard makes the working copies, so then `Sharded` is used whatever dp_shard is.
 `lower_zero` adds the third, Megatron's, and chooses among them.
 """
 
@@ -17,7 +17,7 @@ from typing_extensions import override
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Parameter
 from claw_plan.planner.offload import host_step_ns
-from claw_plan.planner.placement import group_nodes, shard_nodes
+from claw_plan.planner.placement import group_nodes, near_nodes, shard_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem, optimizer_work
 from claw_plan.planner.shards import (
     FIRST,
@@ -25,7 +25,9 @@ from claw_plan.planner.shards import (
     GroupSize,
     Place,
     ShardSizes,
+    joined,
     local_numel,
+    runs_of,
     shard_numel,
 )
 from claw_plan.planner.stage_streams import StageStreams
@@ -226,13 +228,23 @@ class Whole(DataParallel):
 
 
 class Sharded(DataParallel):
-    """fully_shard: gather, compute, reduce-scatter, unit by unit."""
+    """fully_shard: gather, compute, reduce-scatter, run of units by run.
+
+    A run is known by its first unit. Those `_near` lie in shards over `reshard_ranks`.
+    """
 
     by_unit = True
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
+        last, blocks = len(self._problem.graph.units) - 1, self._candidate.blocks_per_group
+        runs = runs_of(self._start, self._stop, last, blocks)
+        self._groups = joined(self._groups, runs)
+        self._run = {unit: run for run in runs for unit in run}
         self._gathered: set[int] = set()
+        self._near: set[int] = set()
+        near, per_node = self._candidate.reshard_ranks, self._problem.devices_per_node
+        self._near_ranks = near, near_nodes(self._candidate, per_node) if near else 0
         self._order: list[int] = []
         self._marks: list[int] = []
 
@@ -260,10 +272,10 @@ class Sharded(DataParallel):
 
     @override
     def before_unit(self, unit: int, backward: bool) -> None:
-        self._wait_for_gather(unit)
+        self._wait_for_gather(self._run[unit].start)
 
     def _wait_for_gather(self, group: int) -> None:
-        """The gather may start once the unit two before has run: one is fetched ahead."""
+        """The gather may start once the run two before has run: one is fetched ahead."""
         if group in self._gathered:
             return
         self._gathered.add(group)
@@ -277,20 +289,28 @@ class Sharded(DataParallel):
 
     def _gather(self, group: int, size: GroupSize, needs: Sequence[int]) -> int:
         problem, shard = self._problem, self._candidate.shard_ranks
-        compute = problem.training.compute_bytes
-        cast_ns = problem.memory_op_ns((STORED_BYTES + compute) * size.shard)
+        compute, is_near = problem.training.compute_bytes, group in self._near
+        self._near.discard(group)
         name = "gather root" if group == ROOT else f"gather unit {group}"
+        # Cast the shard into the gather's buffer, then copy each parameter out of it.
+        cast_ns = problem.memory_op_ns((STORED_BYTES + compute) * size.shard)
         if shard == 1:
             return self._copy(name, cast_ns, needs)
-        # Cast the shard into the gather's buffer, then copy each parameter out of it.
+        if is_near:  # as it was gathered before, so in the precision of the kernels
+            cast_ns = problem.memory_op_ns(2 * compute * self._near_elements(size))
         copied = memory_work(GATHER_COPY, 2 * compute * size.whole, "forward")
         copy_ns = cast_ns + problem.cost.op(copied).ns
+        ranks, nodes = self._near_ranks if is_near else (shard, self._shard_nodes)
         cost = problem.collective(
-            "all_gather", compute * size.shard * shard, shard, self._shard_nodes, by_data=True
+            "all_gather", compute * size.shard * shard, ranks, nodes, by_data=True
         )
         return self._streams.background(
             self._streams.gather, "dp_comm", name, cost, copy_ns, needs, axis="dp_shard"
         )
+
+    def _near_elements(self, size: GroupSize) -> int:
+        """What a rank keeps of a group between passes."""
+        return size.shard * self._candidate.shard_ranks // self._candidate.reshard_ranks
 
     def _copy(self, name: str, duration_ns: int, needs: Sequence[int]) -> int:
         self._streams.wait_for(needs)
@@ -298,12 +318,26 @@ class Sharded(DataParallel):
 
     @override
     def after_forward(self, unit: int) -> None:
-        self._marks.append(self._streams.last_task)
+        run = self._run[unit]
+        if unit != run[-1]:
+            return
         if self._candidate.zero == 3:
-            self._gathered.discard(unit)
+            self._gathered.discard(run.start)
+            self._keep_near(run.start)
+        self._marks.append(self._streams.last_task)
+
+    def _keep_near(self, group: int) -> None:
+        """Copies the part of the gathered group that the rank keeps until it gathers it again."""
+        size = self._groups.get(group)
+        if size is not None and self._candidate.reshard_ranks:
+            self._near.add(group)
+            moved = 2 * self._problem.training.compute_bytes * self._near_elements(size)
+            self._copy(f"keep unit {group}", self._problem.memory_op_ns(moved), ())
 
     @override
     def after_backward(self, unit: int, is_last: bool) -> None:
+        if unit != self._run[unit].start:
+            return
         self._marks.append(self._streams.last_task)
         if self._reduces(is_last):
             self._reduce(unit, is_last)

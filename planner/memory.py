@@ -11,8 +11,9 @@ Not modelled: workspaces of libraries. Fragmentation is `allocator`'s; the headr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, reduce
+from sys import maxsize
 
 from claw_plan.planner.allocator import Shown, needed, shown, shown_by_host
 from claw_plan.planner.candidate import Candidate
@@ -27,10 +28,10 @@ from claw_plan.planner.memory_states import (
     kind_of,
     owned_elements,
 )
-from claw_plan.planner.memory_units import UnitMemory, unit_memory
+from claw_plan.planner.memory_units import UnitMemory, together, unit_memory
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.schedules import Held, held_by_rank, stages_of_rank
-from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
+from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes, runs_of
 from claw_plan.profiles.cluster import Node
 
 
@@ -184,6 +185,7 @@ class MemoryModel:
             candidate.pp > 1, candidate.dp_replicate > 1, candidate.dp_shard, candidate.cp,
             candidate.tp, candidate.ep, candidate.etp, candidate.zero,
             candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
+            candidate.recompute_blocks, candidate.reshard_ranks, candidate.blocks_per_group,
             candidate.offload,
         )  # fmt: skip
         parts = self._peaks.get(key)
@@ -226,6 +228,7 @@ class MemoryModel:
             microbatches=candidate.num_microbatches(training.global_batch),
             accumulates_whole=candidate.pp > 1 or candidate.zero == 1,
             gathered_after_forward=candidate.zero < 3,
+            near_shards=candidate.shard_ranks // (candidate.reshard_ranks or maxsize),
             owned=owned_elements(self.problem, self.shards, candidate, spans) if copies else 0,
         )
 
@@ -235,9 +238,13 @@ class MemoryModel:
         tp, last = candidate.tp, len(self.problem.graph.units) - 1
         degree = 1 if kind_of(self.problem, candidate) == COPIED else candidate.shard_ranks
         groups = self.shards.groups(start, stop, tp, degree)
+        units = self.units(candidate, start, stop)
+        sizes = [groups.get(unit, GroupSize()) for unit in range(start, stop)]
+        if candidate.blocks_per_group > 1:
+            units, sizes = self._in_runs(candidate, start, stop, units, sizes)
         return Chunk(
-            units=self.units(candidate, start, stop),
-            groups=[groups.get(unit, GroupSize()) for unit in range(start, stop)],
+            units=units,
+            groups=sizes,
             root=groups[ROOT],
             root_head=self.shards.unit_whole(0, tp) if start == 0 else 0,
             root_tail=self.shards.unit_whole(last, tp) if stop == last + 1 else 0,
@@ -245,19 +252,36 @@ class MemoryModel:
             late=late,
         )
 
+    def _in_runs(
+        self, candidate: Candidate, start: int, stop: int, units: list[UnitMemory],
+        sizes: list[GroupSize],
+    ) -> tuple[list[UnitMemory], list[GroupSize]]:  # fmt: skip
+        """Units and groups of a stage with each run of blocks as one."""
+        last, compute = len(self.problem.graph.units) - 1, self.problem.training.compute_bytes
+        runs = runs_of(start, stop, last, candidate.blocks_per_group)
+        cuts = [slice(run.start - start, run.stop - start) for run in runs]
+        made = [compute * size.trainable_whole for size in sizes]
+        return (
+            [together(units[cut], made[cut]) for cut in cuts],
+            [reduce(GroupSize.beside, sizes[cut]) for cut in cuts],
+        )
+
     def units(self, candidate: Candidate, start: int, stop: int) -> list[UnitMemory]:
-        """What each unit keeps; worked out once for all blocks of one structure."""
+        """What each unit of a stage keeps; worked out once for all blocks of one structure."""
         units = self.problem.graph.units
         of_candidate = (
             candidate.tp, candidate.cp, candidate.sequence_parallel, candidate.microbatch_size,
-            candidate.recompute,
         )  # fmt: skip
+        again = self.problem.recomputed_units(candidate, start, stop)
+        whole = replace(candidate, recompute="none") if again else candidate
         found = []
         for unit in range(start, stop):
             is_block = 0 < unit < len(units) - 1
-            key = (units[unit].structure if is_block else -1 - unit, *of_candidate)
+            as_run = candidate if unit in again else whole
+            structure = units[unit].structure if is_block else -1 - unit
+            key = (structure, as_run.recompute, *of_candidate)
             if key not in self._units:
-                self._units[key] = unit_memory(self.problem, candidate, unit)
+                self._units[key] = unit_memory(self.problem, as_run, unit)
             found.append(self._units[key])
         return found
 

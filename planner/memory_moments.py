@@ -4,10 +4,10 @@ One walk over the units for each way of keeping parameters (`memory_states`). Wh
 is read off torch's own FSDPMemTracker (tests/validation/test_memory_tracker.py compares):
 
 - activations of every microbatch in flight; of a recomputed block only its input;
-- sharded: the root group gathered all the time; each block gathered while it runs, the next
-  block's gather buffer beside it; in backward its gradients, and the previous block's
-  reduce-scatter input in fp32; at the end of backward the root's gradients and their
-  reduce-scatter input;
+- sharded: the root group gathered all the time; each block, or run of blocks, gathered while it
+  runs, the next one's gather buffer beside it; between forward and backward what `reshard_ranks`
+  leave of it; in backward its gradients, and the previous one's reduce-scatter input in fp32; at
+  the end of backward the root's gradients and their reduce-scatter input;
 - whole: gradients from the first backward on, and the optimizer's temporaries;
 - copied: gradients lie in a buffer of their own that is always there; what autograd makes of one
   weight is added to it and freed.
@@ -26,7 +26,7 @@ from claw_plan.planner.shards import GroupSize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One stage of a rank. Lists are over its units.
+    """One stage of a rank. Lists are over its units, a run of blocks gathered together as one.
 
     `flight` counts microbatches in flight, `late` those whose gradients of weights wait.
     """
@@ -70,7 +70,8 @@ class RankSizes:
     """The sizes that the walks need.
 
     `compute` and `gradient` are bytes of an element in the precision of kernels, and in that in
-    which gradients are accumulated. `owned` counts the elements whose states a rank keeps where
+    which gradients are accumulated. `near_shards` is how many shards of each block a rank keeps
+    between forward and backward. `owned` counts the elements whose states a rank keeps where
     the optimizer must first copy their gradients to fp32.
     """
 
@@ -81,6 +82,7 @@ class RankSizes:
     microbatches: int
     accumulates_whole: bool
     gathered_after_forward: bool
+    near_shards: int = 0
     owned: int = 0
 
     @property
@@ -91,6 +93,10 @@ class RankSizes:
     def earlier(self, chunk: Chunk) -> int:
         """Activations in flight beside those of the microbatch that runs on the chunk."""
         return self.in_flight - min(1, chunk.flight) * chunk.held
+
+    def near(self, groups: Sequence[GroupSize]) -> int:
+        """Elements of gathered blocks that are kept between forward and backward."""
+        return self.near_shards * sum(group.shard for group in groups)
 
 
 def moments(sizes: RankSizes, static: Parts) -> Iterator[Parts]:
@@ -174,7 +180,10 @@ def _sharded(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
         if sizes.accumulates_whole:
             beside = STORED_BYTES * sum(other.trainable_whole for other in others)
     gathered = sum(
-        other.whole if sizes.gathered_after_forward else other.root.whole for other in others
+        other.whole
+        if sizes.gathered_after_forward
+        else other.root.whole + sizes.near(other.groups)
+        for other in others
     )
     static = _moment(static, gradients=beside, gathered=sizes.compute * gathered)
     yield from _sharded_forward(sizes, chunk, static, before)
@@ -208,12 +217,20 @@ def _sharded_forward(
     # What is kept for the whole step is there from the second microbatch's start.
     stays = keeps and sizes.microbatches > 1
     kept = compute * (chunk.whole if stays else chunk.root.whole)
+    # A pipeline's later microbatches find parts kept of blocks that they have not come to.
+    near = sizes.near(groups) if sizes.accumulates_whole else 0
     for index, peak in enumerate(_forward(sizes, chunk)):
         group = groups[index]
         following = groups[index + 1].whole if index + 1 < len(groups) else 0
         coming = 0 if stays else group.whole + following
+        own = sizes.near([group])
+        beside = near - own if sizes.accumulates_whole else near
+        near = near if sizes.accumulates_whole else near + own
         yield _moment(
-            static, gradients=gradients, gathered=kept + compute * coming, activations=peak
+            static,
+            gradients=gradients,
+            gathered=kept + compute * (coming + beside),
+            activations=peak,
         )
         kept += compute * group.whole if keeps and not stays else 0
 
@@ -226,11 +243,13 @@ def _sharded_backward(
     root, everything = compute * chunk.root.whole, compute * chunk.whole
     # The epilogue is at its largest in the loss, before its parameters' gradients are made.
     tail, made, previous, freed = 0, 0, 0, 0
+    near = sizes.near(groups)  # of the blocks whose backward has not begun
     for index, peak, after in _backward(chunk, earlier):
         group = groups[index]
         own = compute * group.trainable_whole
         buffer = STORED_BYTES * group.trainable_whole if reduces else 0
-        coming = compute * groups[index - 1].whole if index else 0
+        near -= sizes.near([group])
+        coming = compute * (near + (groups[index - 1].whole if index else 0))
         sharded = max(before, STORED_BYTES * made)
         if reduces and sizes.accumulates_whole and before:
             sharded = before - freed + STORED_BYTES * made

@@ -12,7 +12,7 @@ more in one (Korthikanti et al. 2022, arXiv 2205.05198, sections 4 and 5):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from claw_plan.planner.candidate import Candidate
@@ -44,6 +44,27 @@ class UnitMemory:
     forward_peak: int
     backward_peak: int
     late: int = 0
+
+
+def together(units: Sequence[UnitMemory], gradients: Sequence[int]) -> UnitMemory:
+    """Units that run one after the other as one unit with the same peaks.
+
+    `gradients` are the bytes that each unit's backward makes. Whoever adds all of them to the
+    peak of the backward is told of it without those that were not made yet.
+    """
+    forward = backward = held = unmade = 0
+    for unit, made in zip(units, gradients, strict=True):
+        held += unit.holds
+        forward = max(forward, held + unit.forward_peak)
+        backward = max(backward, held + unit.remade + unit.backward_peak - unmade)
+        unmade += made
+    return UnitMemory(
+        holds=held,
+        remade=0,
+        forward_peak=forward - held,
+        backward_peak=backward - held,
+        late=sum(unit.late for unit in units),
+    )
 
 
 def unit_memory(problem: Problem, candidate: Candidate, unit: int) -> UnitMemory:

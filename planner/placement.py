@@ -33,6 +33,12 @@ def shard_nodes(candidate: Candidate, devices_per_node: int) -> int:
     return _nodes(candidate.num_devices, candidate.shard_ranks, stride, devices_per_node)
 
 
+def near_nodes(candidate: Candidate, devices_per_node: int) -> int:
+    """The most nodes spanned by the neighbours that hold parameters between passes together."""
+    stride = stride_of(candidate, "dp_shard")
+    return _nodes(candidate.num_devices, candidate.reshard_ranks, stride, devices_per_node)
+
+
 def replica_nodes(candidate: Candidate, devices_per_node: int) -> int:
     """The most nodes spanned by ranks with the same parameters: both kinds of dp, and cp."""
     ranks = candidate.dp * candidate.cp
@@ -104,6 +110,33 @@ def stage_host(candidate: Candidate, stage: int, devices_per_node: int) -> tuple
     here = range(host * devices_per_node, (host + 1) * devices_per_node)
     ranks = range(min(candidate.num_devices, here.stop))
     return host, sum(rank // stride % candidate.pp == stage for rank in ranks if rank in here)
+
+
+def stage_hosts(
+    candidate: Candidate, stage: int, devices_per_node: int
+) -> tuple[tuple[int, int], ...]:
+    """(host, how many of its ranks) of all hosts that a pipeline stage lies on, in order."""
+    return _stage_hosts(
+        candidate.num_devices, candidate.pp, stride_of(candidate, "pp"), stage, devices_per_node
+    )
+
+
+@cache
+def _stage_hosts(
+    num_devices: int, pp: int, stride: int, stage: int, devices_per_node: int
+) -> tuple[tuple[int, int], ...]:
+    counts: dict[int, int] = {}
+    for start in range(stage * stride, num_devices, pp * stride):
+        for rank in range(start, start + stride):
+            host = rank // devices_per_node
+            counts[host] = counts.get(host, 0) + 1
+    return tuple(counts.items())
+
+
+def senders_beside(candidate: Candidate, stage: int, devices_per_node: int) -> int:
+    """How many ranks of the stage share a host's way out, at most; 0: all of a host's devices."""
+    most = max(ranks for _, ranks in stage_hosts(candidate, stage, devices_per_node))
+    return most if most < devices_per_node else 0
 
 
 def device_names(candidate: Candidate, devices_per_node: list[int]) -> list[str]:

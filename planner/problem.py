@@ -138,6 +138,11 @@ class Problem:
         """Time of what activation checkpointing runs again before the unit's backward."""
         return self._pass(unit, variant, batch, tp, mode, others)
 
+    def recomputed_units(self, candidate: Candidate, start: int, stop: int) -> range:
+        """Of a stage's units those that run again before their backward."""
+        first, end = max(start, 1), min(stop, len(self.graph.units) - 1)
+        return range(first, first + candidate.recomputed(max(0, end - first)))
+
     def _pass(
         self, unit: int, variant: str, batch: int, tp: int, kind: str, others: Groups
     ) -> PassTime:

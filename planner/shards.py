@@ -1,16 +1,17 @@
 """How many elements of each unit's parameters one rank holds, whole and sharded.
 
-FSDP groups: every block is one, and all that lies outside the blocks is the root's. A parameter
-that several units use belongs to the first group that a stage meets, and to the root if any of
-its units is outside the blocks (a tied embedding and head). What has no dimension to cut (CLIP's
-logit_scale) stays whole on every rank, in a group of its own.
+FSDP groups: every block is one, or a run of a stage's blocks (`runs_of`), and all that lies
+outside the blocks is the root's. A parameter that several units use belongs to the first group
+that a stage meets, and to the root if any of its units is outside the blocks (a tied embedding and
+head). What has no dimension to cut (CLIP's logit_scale) stays whole on every rank, in a group of
+its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 from claw_plan.planner.graph import ModelGraph, Parameter
@@ -48,6 +49,17 @@ class GroupSize:
     trainable_shard: int = 0
     largest: int = 0
     count: int = 0
+
+    def beside(self, other: GroupSize) -> GroupSize:
+        """Both as one group."""
+        return GroupSize(
+            whole=self.whole + other.whole,
+            shard=self.shard + other.shard,
+            trainable_whole=self.trainable_whole + other.trainable_whole,
+            trainable_shard=self.trainable_shard + other.trainable_shard,
+            largest=max(self.largest, other.largest),
+            count=self.count + other.count,
+        )
 
     def plus(
         self, parameter: Parameter, tp: int, dp_shard: int, place: Place = FIRST
@@ -91,6 +103,27 @@ def shard_numel(parameter: Parameter, tp: int, dp_shard: int, place: Place = FIR
         rows = _part(rows, tp, place.tp)
     own = _part(rows, dp_shard, place.dp_shard)
     return local_numel(parameter, tp, place) // max(1, rows) * own
+
+
+def runs_of(start: int, stop: int, last: int, blocks: int) -> list[range]:
+    """A stage's units [start, stop) in runs that are gathered together.
+
+    They are so many blocks, its last run perhaps fewer; what lies outside the blocks, units 0 and
+    `last`, is by itself.
+    """
+    first, end = max(start, 1), min(stop, last)
+    runs = [range(at, min(at + blocks, end)) for at in range(first, end, blocks)]
+    return [run for run in (range(start, first), *runs, range(end, stop)) if run]
+
+
+def joined(sizes: Mapping[int, GroupSize], runs: Iterable[range]) -> dict[int, GroupSize]:
+    """Groups of single blocks as those of runs, each under its first unit."""
+    found = dict(sizes)
+    for run in runs:
+        members = [found.pop(unit) for unit in run if unit in found]
+        if members:
+            found[run.start] = reduce(GroupSize.beside, members)
+    return found
 
 
 class ShardSizes:

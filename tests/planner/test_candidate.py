@@ -68,3 +68,28 @@ def test_contexts_share_the_shards_and_experts_are_at_least_one():
     assert split.short().startswith("dp_shard=4, cp=2, ep=4")
     with pytest.raises(PlanError, match="ep is at least 1, but got ep=0"):
         Candidate(ep=0)
+
+
+@pytest.mark.parametrize(("recompute", "blocks", "again"), [
+    ("none", 0, 0), ("full", 0, 4), ("full", 3, 3), ("half", 9, 4),
+])  # fmt: skip
+def test_how_many_blocks_of_a_stage_run_again(recompute, blocks, again):
+    assert Candidate(recompute=recompute, recompute_blocks=blocks).recomputed(4) == again
+
+
+def test_short_names_the_finer_knobs():
+    split = Candidate(
+        dp_shard=4, recompute="full", recompute_blocks=2, reshard_ranks=2, blocks_per_group=3
+    )
+    assert split.short() == (
+        "dp_shard=4, zero 3, resharded over 2, 3 blocks gathered together, "
+        "recompute full of 2 blocks, microbatch 1"
+    )
+
+
+def test_counts_that_may_be_nothing():
+    for knob in ("recompute_blocks", "reshard_ranks"):
+        with pytest.raises(PlanError, match=f"{knob} is at least 0, but got {knob}=-1"):
+            Candidate(**{knob: -1})
+    with pytest.raises(PlanError, match="blocks_per_group is at least 1, but got"):
+        Candidate(blocks_per_group=0)

@@ -13,6 +13,7 @@ import pytest
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import lower
 from claw_plan.planner.score import Scorer
+from claw_plan.planner.shards import ShardSizes
 from claw_plan.simulator.simulate import makespan_ns, simulate
 
 MS = 1_000_000
@@ -158,3 +159,16 @@ def test_the_v_sends_nothing_where_its_ends_meet(toys):
     sends = [s.name for s in simulate(tasks).spans if s.name.startswith("send")]
     assert {name.split()[1][:2] for name in sends} == {"0F", "2F", "1I", "3I"}
     assert not [s for s in simulate(tasks).spans if s.name == "tied gradients"]
+
+
+@pytest.mark.parametrize(("blocks", "again"), [(0, (2, 3)), (1, (1, 1)), (2, (2, 2)), (3, (2, 3))])
+def test_the_first_blocks_of_each_stage_run_again(toys, blocks, again):
+    """A stage with fewer blocks runs all of its own again."""
+    problem = toys.problem(toys.graph(layers=5), global_batch=1)
+    candidate = Candidate(pp=2, recompute="full", recompute_blocks=blocks)
+    graph = lower(problem, ShardSizes(problem.graph), candidate, ((0, 3), (3, 7))).graph
+    found = [
+        span.end_ns - span.start_ns for span in simulate(graph).spans if span.kind == "recompute"
+    ]
+    forward_ns = problem.recompute_time(1, "plain", 1, 1).compute_ns
+    assert sorted(found) == sorted(count * forward_ns for count in again)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Parameter
 from claw_plan.planner.lower import lower
@@ -45,6 +47,73 @@ def test_sharded_pipeline_gathers_once_and_reduces_once(toys):
     names = Counter(name.split()[0] for name in graph.name)
     assert names["gather"] == 2 + 4  # a root on both ends, four blocks
     assert names["reduce"] == 2 + 4
+
+
+@pytest.mark.parametrize(("blocks", "groups"), [(1, 4), (2, 2), (3, 2), (4, 1), (9, 1)])
+def test_blocks_of_a_group_are_gathered_and_reduced_once(toys, blocks, groups):
+    problem = toys.problem(toys.graph(layers=4), global_batch=2)
+    together = Candidate(dp_shard=2, blocks_per_group=blocks)
+    found = lower(problem, Scorer(problem).shards, together, ((0, 6),))
+    names = Counter(name.split()[0] for name in found.graph.name)
+    assert (names["gather"], names["reduce"]) == (1 + 2 * groups, 1 + groups)
+    # The bytes are the same however they are grouped: the table, and four weights of 8 x 8.
+    sizes = Counter()
+    for _, works in found.moved[0]:
+        for work in works:
+            sizes[work.op] += work.bytes
+    assert sizes["all_gather"] == 4 * (512 + 2 * 4 * 64)
+    assert sizes["reduce_scatter"] == 4 * (512 + 4 * 64)
+
+
+def test_groups_of_blocks_end_with_their_stage(toys):
+    problem = toys.problem(toys.graph(layers=6), global_batch=8)
+    together = Candidate(pp=2, dp_shard=2, zero=1, blocks_per_group=2)
+    found = lower(problem, Scorer(problem).shards, together, ((0, 4), (4, 8)))
+    names = Counter(name for name in found.graph.name if name.startswith("gather"))
+    assert names == Counter({"gather root": 2} | {f"gather unit {u}": 1 for u in (1, 3, 4, 6)})
+
+
+def test_a_group_is_gathered_before_its_first_block_either_way(toys):
+    problem = toys.problem(toys.graph(layers=4), global_batch=2)
+    graph, _ = lowered(problem, Candidate(dp_shard=2, blocks_per_group=2))
+    spans = {}
+    for span in simulate(graph).spans:
+        spans.setdefault(span.name, []).append(span)
+    first, second = spans["gather unit 3"]
+    assert first.end_ns <= spans["0F0 unit 3"][0].start_ns
+    assert second.end_ns <= spans["0B0 unit 4"][0].start_ns
+    assert spans["reduce unit 3"][0].start_ns >= spans["0B0 unit 3"][0].end_ns
+
+
+def test_what_neighbours_keep_is_gathered_among_them(toys):
+    """Of two microbatches: forwards gather over all four ranks, backwards over two."""
+    problem = toys.problem(toys.graph(layers=4), global_batch=8)
+    near = Candidate(dp_shard=4, reshard_ranks=2)
+    found = lower(problem, Scorer(problem).shards, near, ((0, 6),))
+    gathers = Counter(
+        (work.group_size, work.bytes)
+        for _, works in found.moved[0]
+        for work in works
+        if work.op == "all_gather"
+    )
+    assert gathers == {(4, 4 * 512): 2, (4, 4 * 64): 2 * 4, (2, 4 * 64): 2 * 4}
+    kept = [name for name in found.graph.name if name.startswith("keep")]
+    assert len(kept) == 2 * 4
+
+
+def test_a_pipeline_gathers_its_next_microbatch_among_neighbours_too(toys):
+    """Stage 0 runs F0 F1 B0 F2 B1 F3 B2 B3; blocks stay gathered after a backward."""
+    problem = toys.problem(toys.graph(layers=4), global_batch=16)
+    near = Candidate(pp=2, dp_shard=4, reshard_ranks=2)
+    found = lower(problem, Scorer(problem).shards, near, ((0, 3), (3, 6)))
+    sizes = Counter(
+        work.group_size
+        for _, works in found.moved[0]
+        for work in works
+        if work.op == "all_gather" and work.bytes == 4 * 64
+    )
+    # F0 over all; F1, B0, B1, B2 among neighbours; F2, F3, B3 find what a backward left gathered.
+    assert sizes == {4: 2 * 1, 2: 2 * 4}
 
 
 def test_buckets_hold_all_gradients_once(toys):

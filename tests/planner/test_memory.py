@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.memory_moments import moments
 from claw_plan.planner.score import Scorer
 
 ELEMENTS = 512 + 4 * 64
@@ -75,6 +76,59 @@ def test_recompute_keeps_inputs_and_remakes_one_block(toys):
     at_last_block = 50_000 + 4 * 10_000 + 40_000 + 20_000
     at_epilogue = 2 * 50_000 + 4 * 10_000 + 20_000
     assert memory.parts["activations"] == max(at_last_block, at_epilogue)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_recompute_of_the_first_blocks_keeps_the_others(toys, blocks):
+    """The peak is in the loss: what the first blocks make again comes when the rest is gone."""
+    graph = toys.graph(layers=4, hidden=10_000)
+    problem = toys.problem(graph, toys.cluster(devices=8, kind="cpu"), global_batch=1)
+    memory = peak(problem, Candidate(recompute="full", recompute_blocks=blocks))
+    held = 2 * 50_000 + blocks * 10_000 + (4 - blocks) * 50_000
+    assert memory.parts["activations"] == held + 20_000
+
+
+def test_every_stage_recomputes_its_own_first_blocks(toys):
+    graph = toys.graph(layers=6, hidden=10_000, ends=False, tied=False)
+    problem = toys.problem(graph, toys.cluster(devices=2, kind="cpu"), global_batch=1)
+    candidate = Candidate(pp=2, recompute="full", recompute_blocks=2)
+    model = Scorer(problem).memory
+    assert model.in_flight_bytes(candidate, ((0, 4), (4, 8))) == 2 * 50_000 + 2 * 10_000
+    assert model.in_flight_bytes(candidate, ((0, 2), (2, 8))) == 4 * 50_000 + 2 * 10_000
+
+
+def wide(toys, global_batch=4):
+    """Four weights of 64 x 64 that outweigh the table and all activations."""
+    graph = toys.graph(layers=4, width=64, tied=False)
+    return toys.problem(graph, toys.cluster(devices=4, kind="cpu"), global_batch=global_batch)
+
+
+WEIGHT, TABLE = 4 * 64 * 64, 4 * 64 * 64
+
+
+@pytest.mark.parametrize(("ranks", "kept"), [(0, 0), (2, 2)])
+def test_neighbours_keep_their_part_of_blocks_until_backward(toys, ranks, kept):
+    """When the last block's backward begins, three others are still kept in halves."""
+    problem = wide(toys)
+    model = Scorer(problem).memory
+    candidate = Candidate(dp_shard=4, reshard_ranks=ranks)
+    sizes = model._sizes(candidate, 0, ((0, 6),))
+    moment = max(
+        (m for m in moments(sizes, {}) if not m.get("workspace")), key=lambda m: m["gathered"]
+    )
+    assert moment["gathered"] == TABLE + 2 * WEIGHT + WEIGHT + kept * WEIGHT // 2
+
+
+def test_a_group_of_blocks_is_gathered_whole(toys):
+    problem = wide(toys)
+    peaks = {}
+    for blocks in (1, 2, 4):
+        sizes = Scorer(problem).memory._sizes(
+            Candidate(dp_shard=4, blocks_per_group=blocks), 0, ((0, 6),)
+        )
+        peaks[blocks] = max(m.get("gathered", 0) for m in moments(sizes, {}))
+    # A group, the next one's, and what the one before is reduced from.
+    assert peaks == {1: TABLE + 3 * WEIGHT, 2: TABLE + 4 * WEIGHT, 4: TABLE + 4 * WEIGHT}
 
 
 def test_states_shrink_with_the_shard_degree(toys):

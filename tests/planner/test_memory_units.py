@@ -11,7 +11,7 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.low_precision import with_linear_dtype
-from claw_plan.planner.memory_units import unit_memory
+from claw_plan.planner.memory_units import UnitMemory, together, unit_memory
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.reference_model import Division
 from claw_plan.planner.reference_trace import trace_reference
@@ -131,3 +131,19 @@ def test_late_gradients_keep_what_arrived_at_their_products(toys, linear, each):
     """qkv, out, up and down: 3, 1, 4 and 1 widths of every token; of fp4 a byte at the most."""
     late = memory(toys, Candidate(), NEUTRAL, linear=linear).late
     assert late == each * S * B * (3 + 1 + 4 + 1) * H
+
+
+def test_units_together_peak_where_the_highest_of_them_does():
+    """By hand: 100 and 10 are held; forwards peak at 100 + 20 and at 110 + 5.
+
+    In backward the second runs first, at 110 + 7 + 3 with its gradient of 50; then the first, at
+    100 + 40 + 30 with both gradients, 50 and 60, the highest.
+    """
+    first = UnitMemory(holds=100, remade=40, forward_peak=20, backward_peak=30, late=1)
+    second = UnitMemory(holds=10, remade=7, forward_peak=5, backward_peak=3, late=2)
+    both = together([first, second], [60, 50])
+    assert both.holds == 110 and both.late == 3
+    assert 110 + both.forward_peak == 120
+    assert 110 + both.remade + both.backward_peak + 60 + 50 == 100 + 40 + 30 + 60 + 50
+    alone = together([first], [60])
+    assert (alone.holds, alone.forward_peak, alone.backward_peak) == (100, 20, 40 + 30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from claw_plan.planner.graph import Parameter
-from claw_plan.planner.shards import ROOT, SCALARS, GroupSize, ShardSizes
+from claw_plan.planner.shards import ROOT, SCALARS, GroupSize, ShardSizes, joined, runs_of
 
 
 def test_every_parameter_once(toys):
@@ -46,3 +46,17 @@ def test_a_number_without_dimensions_stays_whole_outside_the_groups(toys):
     sizes = ShardSizes(replace(graph, parameters=(*graph.parameters, scale))).groups(0, 6, 1, 4)
     assert (sizes[SCALARS].whole, sizes[SCALARS].trainable_shard) == (1, 1)
     assert sizes[ROOT].whole == 512
+
+
+def test_runs_are_of_blocks_alone_and_end_with_the_stage():
+    assert runs_of(0, 8, 7, 1) == [range(u, u + 1) for u in range(8)]
+    assert runs_of(0, 8, 7, 4) == [range(0, 1), range(1, 5), range(5, 7), range(7, 8)]
+    assert runs_of(3, 6, 7, 2) == [range(3, 5), range(5, 6)]
+    assert runs_of(3, 8, 7, 9) == [range(3, 7), range(7, 8)]
+
+
+def test_runs_hold_what_their_blocks_hold(toys):
+    sizes = ShardSizes(toys.graph(layers=4)).groups(0, 6, 1, 2)
+    found = joined(sizes, runs_of(0, 6, 5, 3))
+    assert {group: size.whole for group, size in found.items()} == {ROOT: 512, 1: 192, 4: 64}
+    assert (found[1].shard, found[1].largest, found[1].count) == (96, 32, 3)

@@ -24,6 +24,13 @@ ROOT = Path(__file__).parents[2]
         ({"codec": "int8"}, "use codec=none"),
         ({"schedule": "ZBVZeroBubble"}, "schedule=ZBVZeroBubble runs with 2"),
         ({"recompute": "selective"}, "use one of none, full, half"),
+        ({"recompute_blocks": 2}, "nothing is run again; use recompute=full"),
+        ({"blocks_per_group": 2}, "only shards are gathered; use dp_shard above 1"),
+        ({"reshard_ranks": 2, "dp_shard": 4, "zero": 2}, "nothing is freed after forward"),
+        ({"reshard_ranks": 4, "dp_shard": 4}, "dp_shard=4 must be a multiple of it, and larger"),
+        ({"reshard_ranks": 1, "dp_shard": 4}, "zero=2 keeps parameters whole"),
+        ({"reshard_ranks": 4, "dp_shard": 6}, "dp_shard=6 must be a multiple of it"),
+        ({"reshard_ranks": 2}, "dp_shard=1 must be a multiple of it"),
         ({"pp": 2, "tp": 2, "dp_shard": 2, "dp_replicate": 2}, "no test proves"),
     ],
 )
@@ -33,6 +40,8 @@ def test_refused_with_a_reason(change, said):
 
 def test_offered():
     assert refusal(Candidate(pp=2, tp=2, dp_shard=2, schedule="GPipe")) == ""
+    assert refusal(Candidate(dp_shard=4, reshard_ranks=2, blocks_per_group=3)) == ""
+    assert refusal(Candidate(recompute="half", recompute_blocks=3)) == ""
     assert can_grow_from(Candidate(pp=2, tp=2))
 
 
