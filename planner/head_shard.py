@@ -331,19 +331,24 @@ def whole_operand(
 ) -> torch.Tensor:
     """A tensor every rank holds whole, made to meet a shard by broadcasting.
 
-    Where it spans the divided dimension, this rank's chunk is taken (masks, slopes). Each rank
-    sees only its part of the gradient, so that the gradients are summed over the ranks.
+    Where it spans the divided dimension, this rank's chunk is taken (masks, slopes, biases of
+    heads). Each rank sees only its part of the gradient, so that the gradients are summed over the
+    ranks.
     """
     division = layout.division
     if operand.ndim >= offset and operand.shape[-offset] != 1:
-        if operand.requires_grad or division.joined is not None:
+        if division.joined is not None:
             raise arguments.refused(
                 f"joins a whole tensor {list(operand.shape)} across the divided dimension"
             )
         if operand.shape[-offset] != extent:
             raise arguments.refused(f"does not broadcast with {list(operand.shape)}")
         return slice_piecewise(
-            operand, -offset, parts=layout.parts, degree=division.degree, rank=division.ranks.rank
+            meet(operand, layout),
+            -offset,
+            parts=layout.parts,
+            degree=division.degree,
+            rank=division.ranks.rank,
         )
     return meet(operand, layout)
 

@@ -156,16 +156,21 @@ def _matmul(func: Function, arguments: Arguments) -> HeadShard:
 
 @handles("scaled_dot_product_attention")
 def _attention(func: Function, arguments: Arguments) -> HeadShard:
-    """Attention over divided heads (or any batch dimension); grouped k and v divide with them."""
+    """Attention over divided heads (or any batch dimension); grouped k and v divide with them.
+
+    Whole k and v are those of all heads, or of one that all share.
+    """
     names = ("query", "key", "value")
     q, k, v = (arguments.get(i, name) for i, name in enumerate(names))
-    if not all(isinstance(t, HeadShard) for t in (q, k, v)):
+    is_whole = not isinstance(k, HeadShard)
+    if not isinstance(q, HeadShard) or is_whole == isinstance(v, HeadShard):
         raise arguments.refused("needs query, key and value divided alike")
     mask = arguments.get(3, "attn_mask")
     arguments.set(3, "attn_mask", None)
     offset, layout, _ = common_layout(arguments)
     heads, kv_heads = q.shape[-offset], k.shape[-offset]
     grouped = arguments.get(7, "enable_gqa", False) and heads % kv_heads == 0
+    grouped = grouped and (kv_heads == 1 or not is_whole)
     if offset < 3 or k.shape[-offset] != v.shape[-offset] or (heads != kv_heads and not grouped):
         raise arguments.refused("needs the same heads of query, key and value on one rank")
     if heads != kv_heads and layout.parts > 1:
@@ -175,6 +180,9 @@ def _attention(func: Function, arguments: Arguments) -> HeadShard:
     if mask is not None:
         mask = whole_operand(mask, offset, layout, heads, arguments)
     arguments.set(3, "attn_mask", mask)
+    if is_whole:
+        arguments.set(1, "key", whole_operand(k, offset, layout, heads, arguments))
+        arguments.set(2, "value", whole_operand(v, offset, layout, heads, arguments))
     return HeadShard(arguments.call(func), replace(layout, dim=q.ndim - offset))
 
 

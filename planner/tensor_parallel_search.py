@@ -12,16 +12,16 @@ Everything is judged on shapes, so that fake tensors serve as well as real ones.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn as nn
 
+from claw_plan.planner.block_calls import BlockCall, block_calls
 from claw_plan.planner.errors import PiecesNeeded, TensorParallelError
 from claw_plan.planner.graph import TensorParallelRule
 from claw_plan.planner.head_shard import HeadShard
@@ -74,27 +74,12 @@ class TensorParallelFinding:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCall:
-    """How a block was called."""
-
-    block: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def run(self, change: Callable[[Any], Any] = lambda value: value) -> Any:
-        """Calls the block again; caches and other objects among the arguments are copied."""
-        args, kwargs = _copied((self.args, self.kwargs))
-        args = tuple(change(value) for value in args)
-        return self.block(*args, **{name: change(value) for name, value in kwargs.items()})
-
-
 def find_rules(
     model: nn.Module, blocks: Sequence[str], forward: Callable[[], object]
 ) -> TensorParallelFinding:
     """Looks for column and row linears in `blocks`; `forward` runs the model once."""
     structures = _structures(model, blocks)
-    calls = _block_calls(model, [names[0] for names in structures], forward)
+    calls = block_calls(model, [names[0] for names in structures], forward)
     shared = shared_parameters(model)
     regions: list[_Region] = []
     refused: dict[str, str] = {}
@@ -184,9 +169,6 @@ def _reason(rules: Sequence[TensorParallelRule], refused: dict[str, str]) -> str
     return "no linear of a block feeds another"
 
 
-# How blocks are called.
-
-
 def _structures(model: nn.Module, blocks: Sequence[str]) -> list[list[str]]:
     """Blocks by structure: types and parameter shapes of all modules, in order of appearance."""
     groups: dict[Any, list[str]] = {}
@@ -204,74 +186,6 @@ def _structures(model: nn.Module, blocks: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _block_calls(
-    model: nn.Module, names: Sequence[str], forward: Callable[[], object]
-) -> dict[str, BlockCall]:
-    calls: dict[str, BlockCall] = {}
-
-    def recorder(name: str) -> Callable[..., None]:
-        def hook(block: nn.Module, args: Any, kwargs: Any) -> None:
-            if name not in calls:
-                args, kwargs = _trained(_copied((args, kwargs)))
-                calls[name] = BlockCall(block=block, args=args, kwargs=kwargs)
-
-        return hook
-
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(recorder(name), with_kwargs=True)
-        for name in names
-    ]
-    try:
-        with torch.enable_grad():
-            forward()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
-
-
-def _copied(values: Any) -> Any:
-    """A deep copy in which tensors (and modules) stay themselves."""
-    memo: dict[int, Any] = {}
-    seen: set[int] = set()
-
-    def keep(value: Any) -> None:
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, torch.Tensor | nn.Module):
-            memo[id(value)] = value
-        elif isinstance(value, dict):
-            for item in value.values():
-                keep(item)
-        elif isinstance(value, list | tuple | set):
-            for item in value:
-                keep(item)
-        elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-            keep(value.__dict__)
-
-    keep(values)
-    try:
-        return copy.deepcopy(values, memo)
-    except TRIAL_ERRORS:  # an argument that cannot be copied; most are not changed by a call
-        return values
-
-
-def _trained(values: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Floating arguments without their history; the graph must reach back to the hidden state."""
-    args, kwargs = values
-    flat = [*args, *kwargs.values()]
-    floating = [t for t in flat if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    trains = {id(t) for t in floating if t.requires_grad} or {id(t) for t in floating[:1]}
-
-    def one(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        return value.detach().requires_grad_(id(value) in trains)
-
-    return tuple(one(v) for v in args), {name: one(v) for name, v in kwargs.items()}
-
-
 # Candidates and their trials.
 
 
@@ -284,20 +198,45 @@ def _find_in_block(
     refused: dict[str, str] = {}
     taken: set[str] = set()
     for row in linears.values():
-        columns = [linears[name] for name in linears if name in row.fed_by]
-        if not columns or taken & {row.name, *row.fed_by}:
+        feeding = [linears[name] for name in linears if name in row.fed_by]
+        if not feeding or taken & {row.name, *row.fed_by}:
             continue
-        unfit = [linear.refused for linear in (*columns, row) if linear.refused]
-        if unfit:
+        unfit = [linear.refused for linear in (*feeding, row) if linear.refused]
+        columns = [linear for linear in feeding if not linear.refused]
+        if row.refused or not columns:
             refused[row.name] = unfit[0]
             continue
         try:
-            rules.append(_tried(call, columns, row))
+            rules.append(_tried_with_fewer(call, columns, row))
         except TRIAL_ERRORS as error:
-            refused[row.name] = first_line(error)
+            refused[row.name] = (*unfit, first_line(error))[0]
         else:
             taken |= {row.name, *row.fed_by}
     return rules, refused
+
+
+def _tried_with_fewer(
+    call: BlockCall, columns: Sequence[LinearCall], row: LinearCall
+) -> list[TensorParallelRule]:
+    """The rules with all columns, else with the widest.
+
+    One head of keys and values for all queries is whole on every rank, as in Megatron.
+    """
+    try:
+        return _tried(call, columns, row)
+    except TRIAL_ERRORS:
+        sizes = [_num_outputs(call.block, column) for column in columns]
+        widest = [c for c, size in zip(columns, sizes, strict=True) if size == max(sizes)]
+        if len(widest) == len(columns):
+            raise
+        with suppress(*TRIAL_ERRORS):
+            return _tried(call, widest, row)
+        raise
+
+
+def _num_outputs(block: nn.Module, linear: LinearCall) -> int:
+    matrix = block.get_submodule(linear.name).get_parameter(linear.matrix)
+    return int(matrix.shape[0 if linear.outputs_first else 1])
 
 
 def _tried(

@@ -58,6 +58,26 @@ class GroupedAttention(nn.Module):
         return self.z(y.transpose(1, 2).reshape(b, s, -1))
 
 
+class SharedKeys(nn.Module):
+    """One head of keys and values for all queries, and a trained bias of every head, as T5 has."""
+
+    def __init__(self, repeats):
+        super().__init__()
+        self.a, self.z = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.b, self.c = (nn.Linear(DIM, DIM // HEADS) for _ in range(2))
+        self.bias, self.repeats = nn.Parameter(torch.randn(HEADS, SEQ, SEQ)), repeats
+
+    def forward(self, h):
+        b, s, _ = h.shape
+        q, k, v = (
+            f(h).view(b, s, -1, DIM // HEADS).transpose(1, 2) for f in (self.a, self.b, self.c)
+        )
+        if self.repeats:
+            k, v = (t.expand(b, HEADS, s, -1) for t in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, self.bias, enable_gqa=not self.repeats)
+        return self.z(y.transpose(1, 2).reshape(b, s, -1))
+
+
 class Gated(nn.Module):
     def __init__(self):
         super().__init__()
@@ -198,6 +218,16 @@ def test_grouped_queries_and_a_fused_gate_train_like_one_process(parity):
     forward, backward = parity(LAYERS["grouped and gated"], 2, False)
     assert forward == {"all_reduce": 4}
     assert backward == {"all_reduce": 4 + 2 * 2}  # and the head norm's weight and bias per layer
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_keys_that_all_heads_share_and_biases_of_heads_train_like_one_process(parity, repeats):
+    layer = partial(Layer, partial(SharedKeys, repeats), plain_mlp)
+    rules = [r for r in found(build(layer)).rules if r.style != "region"]
+    names = [rule.module.rpartition(".")[2] for rule in rules]
+    assert names == ["a", "z", "0", "2"]
+    parity(layer, 2, False)
+    assert "linear in" in found(build(layer)).no_sequence_parallel
 
 
 @pytest.mark.parametrize("name", ["fused, written by hand", "grouped and gated"])
