@@ -72,26 +72,24 @@ class Space:
         graph, pinned = problem.graph, pinned_candidate(self._fix)
         check_pinned(self._fix, problem.cluster)
         if pinned.tp > 1 and graph.tp_divides % pinned.tp:
-            valid = ", ".join(str(d) for d in self.tp_degrees())
-            reason = f" ({graph.no_tensor_parallel})" if graph.no_tensor_parallel else ""
-            raise PlanError(
-                f"--fix tp={pinned.tp}: the model's heads divide by {valid} only{reason}; pin one "
-                "of these, or split the model by pp instead"
-            )
-        if pinned.pp * pinned.stages_per_rank > self.most_stages():
+            valid = ", ".join(map(str, self.tp_degrees()))
+            why = f"the model's heads divide by {valid} only; pin one of these"
+            if graph.no_tensor_parallel:
+                why = f"no tensor parallelism in this model: {graph.no_tensor_parallel}; pin tp=1"
+            raise PlanError(f"--fix tp={pinned.tp}: {why} (dp_shard divides every model)")
+        if pinned.pp * pinned.stages_per_rank > (most := self.most_stages()):
             refused = next(iter(graph.cut_refused.values()), "")
             each = f",stages_per_rank={pinned.stages_per_rank}" * (pinned.stages_per_rank > 1)
-            raise PlanError(
-                f"--fix pp={pinned.pp}{each}: the model's {len(graph.blocks)} blocks make at most "
-                f"{self.most_stages()} stages{f' ({refused})' if refused else ''}"
-            )
+            why = f"the model's {len(graph.blocks)} blocks make at most {most} stages"
+            why += f" ({refused})" * bool(refused)
+            if most == 1:
+                why = f"no pipeline of this model: {refused or 'one block'}; pin pp=1"
+            raise PlanError(f"--fix pp={pinned.pp}{each}: {why} (dp_shard divides every model)")
 
     def tp_degrees(self) -> list[int]:
         """Degrees that divide every head count of the model."""
         graph = self._problem.graph
-        if graph.no_tensor_parallel:
-            return [1]
-        return divisors(graph.tp_divides)
+        return [1] if graph.no_tensor_parallel else divisors(graph.tp_divides)
 
     def most_stages(self) -> int:
         """Pipeline stages the chain can be cut into: one more than there are legal cuts."""

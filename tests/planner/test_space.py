@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -153,3 +154,24 @@ def test_a_step_of_very_many_microbatches_is_not_offered(toys):
             {"microbatch_size": 1, "dp_shard": 1, "dp_replicate": 1},
         ).explain_empty()
     )
+
+
+def test_what_cannot_be_divided_one_way_names_the_others(toys):
+    """A U-Net: skips around every cut, and no linear feeds another."""
+    graph = replace(
+        toys.graph(),
+        tp_divides=1,
+        no_tensor_parallel="no linear of a block feeds another",
+        cut_refused=dict.fromkeys(range(1, 6), "the output of down goes around it"),
+    )
+    for fix, said in (
+        (
+            {"tp": 2},
+            "no tensor parallelism in this model: no linear of a block feeds another; pin tp=1",
+        ),
+        ({"pp": 2}, "no pipeline of this model: the output of down goes around it; pin pp=1"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            Space(toys.problem(graph, toys.cluster(devices=2)), fix)
+        assert said in str(caught.value)
+        assert str(caught.value).endswith("(dp_shard divides every model)")
