@@ -34,7 +34,7 @@ from killed_run import BATCH, EVERY, STEPS, Attempt, Starter
 from claw_plan.executor.checkpoint import read, stored_in
 from claw_plan.executor.checkpoint_folder import CHECKPOINTS, checkpoints_in, read_header
 from claw_plan.executor.checkpoint_state import RANDOM, whole_box
-from claw_plan.planner.plan import save_plan
+from claw_plan.planner.plan import load_plan, save_plan
 from claw_plan.planner.planning import PlanningRequest, make_plan
 
 MODEL = Path(__file__).with_name("killed_model.py")
@@ -166,11 +166,13 @@ def tell(folder: Path, options: argparse.Namespace) -> list[Story]:
     while sum(len(story.kills) for story in stories) < options.kills:
         name = options.plans[len(stories) % len(options.plans)]
         if name not in starters:
+            plan = planned(folder, name)
+            stages = load_plan(plan).knobs().stages_per_rank if "pp" in PLANS[name] else 0
             starters[name] = Starter(
                 name=options.starter,
-                plan=planned(folder, name),
+                plan=plan,
                 ranks=math.prod(size for axis, size in PLANS[name].items() if axis in AXES),
-                is_pipeline="pp" in PLANS[name],
+                stages=stages,
                 timeout_s=options.timeout,
             )
             undisturbed[name] = Undisturbed(starters[name], folder / name.replace(" ", "-"))

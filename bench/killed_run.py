@@ -26,12 +26,15 @@ PAUSE_S = 0.04
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """How runs of one plan are started, so many ranks; `name` is claw-plan or torchrun."""
+    """How runs of one plan are started; `name` is claw-plan or torchrun.
+
+    A rank holds so many pipeline stages, 0 without a pipeline.
+    """
 
     name: str
     plan: Path
     ranks: int
-    is_pipeline: bool
+    stages: int
     timeout_s: float
 
     def patient(self) -> Starter:
@@ -56,7 +59,7 @@ class Attempt:
 
     folder: Path
     start: int
-    is_pipeline: bool
+    stages: int
     run: subprocess.Popen[bytes]
     earlier: frozenset[Path]
 
@@ -80,7 +83,7 @@ class Attempt:
         return cls(
             folder=seen,
             start=start,
-            is_pipeline=starter.is_pipeline,
+            stages=starter.stages,
             run=run,
             earlier=earlier,
         )
@@ -111,14 +114,15 @@ class Attempt:
     def seen(self, before: int) -> Counter[int]:
         """How often each sample was trained on, of the steps until `before`.
 
-        Before its first step torch runs each pipeline stage once, on a sample, to learn shapes.
+        Before its first step torch runs each pipeline stage once, on a sample, to learn shapes:
+        the first of a process. Example batches are no training either.
         """
         found: Counter[int] = Counter()
         for path in self.folder.glob("[0-9]*"):
             text = path.read_text()
-            numbers = [int(line) for line in text[: text.rfind("\n") + 1].split()]
-            found.update(numbers[1:] if self.is_pipeline else numbers)
-        return Counter({n: k for n, k in found.items() if n < min(before * BATCH, EXAMPLES_FROM)})
+            numbers = map(int, text[: text.rfind("\n") + 1].split())
+            found.update([number for number in numbers if number < EXAMPLES_FROM][self.stages :])
+        return Counter({n: k for n, k in found.items() if n < before * BATCH})
 
     def processes(self) -> dict[int, int | None]:
         """Processes of this run that live, and their ranks; the environment tells both."""
