@@ -41,8 +41,11 @@ class HuggingFaceConfig:
     architecture: Any
 
     @classmethod
-    def read(cls, path: Path) -> HuggingFaceConfig:
-        """Reads config.json; raises InputError if it is none, or of no model trained here."""
+    def read(cls, path: Path, *, is_fed: bool = False) -> HuggingFaceConfig:
+        """Reads config.json; raises InputError if it is none, or of no model trained here.
+
+        `is_fed`: what the model is fed is given, so that it may be any class the config names.
+        """
         try:
             entries = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -67,7 +70,7 @@ class HuggingFaceConfig:
             # Code that came with a checkpoint is never run, and nobody is asked whether to.
             config = transformers.AutoConfig.from_pretrained(str(path), trust_remote_code=False)
         config.use_cache = False
-        source = cls(path=path, config=config, architecture=_architecture(path, config))
+        source = cls(path=path, config=config, architecture=_architecture(path, config, is_fed))
         source._check_sizes()
         return source
 
@@ -122,13 +125,13 @@ TRAINED_HERE = (
 """Endings of the classes whose inputs are token ids and labels."""
 
 
-def _architecture(path: Path, config: Any) -> Any:
+def _architecture(path: Path, config: Any, is_fed: bool) -> Any:
     """The class the config names, else the language model of its family."""
     import transformers
 
     for name in getattr(config, "architectures", None) or ():
         found = getattr(transformers, name, None)
-        if found is not None and name.endswith(TRAINED_HERE):
+        if found is not None and (is_fed or name.endswith(TRAINED_HERE)):
             return found
     autos: tuple[Any, ...] = (
         transformers.AutoModelForCausalLM,
@@ -142,5 +145,7 @@ def _architecture(path: Path, config: Any) -> Any:
             return found
     raise InputError(
         f"{path}: {config.model_type!r} has no class that is trained from token ids and labels; "
-        "write a Python file with build_model() and example_batch(batch_size)"
+        'say what it is fed with --inputs "pixel_values=float32[B,3,224,224] '
+        'labels=int64[B]<1000", or write a Python file with build_model() and '
+        "example_batch(batch_size)"
     )

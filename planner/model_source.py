@@ -193,7 +193,7 @@ def _load_config(
 
     if build is not None:
         raise InputError(f"{path}: --build names an expression of a Python file, not of a config")
-    source = HuggingFaceConfig.read(path)
+    source = HuggingFaceConfig.read(path, is_fed=specs is not None)
     chosen = source.inputs() if specs is None else specs
     return LoadedModel(
         path=path,

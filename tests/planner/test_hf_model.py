@@ -83,3 +83,18 @@ def test_build_is_for_python_files(tmp_path: Path) -> None:
 def test_configs_of_no_model(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_model(write(tmp_path, LLAMA | change))
+
+
+@pytest.mark.slow
+def test_a_class_that_is_not_fed_token_ids_needs_inputs(tmp_path: Path) -> None:
+    config = {
+        "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64,
+        "image_size": 16, "patch_size": 8,
+    }  # fmt: skip
+    with pytest.raises(InputError, match="say what it is fed with --inputs"):
+        load_model(write(tmp_path, config))
+    model = load_model(tmp_path, inputs="pixel_values=float32[B,3,16,16] labels=int64[B]<2")
+    module, batch = model.build(), model.example_batch(2)
+    assert type(module).__name__ == "ViTForImageClassification"
+    assert model.loss(module(**batch), batch).requires_grad and model.seq_len() is None
