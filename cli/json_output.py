@@ -17,6 +17,7 @@ from claw_plan.profiles.units import gib, ms_from_ns
 if TYPE_CHECKING:
     from claw_plan.executor.run_files import RunResult
     from claw_plan.executor.verify import VerifyResult
+    from claw_plan.planner.baseline import Baseline
     from claw_plan.planner.memory import StageMemory
     from claw_plan.planner.planning import PlanningResult
     from claw_plan.planner.score import Scored
@@ -61,10 +62,21 @@ def plan_object(result: PlanningResult) -> dict[str, Any]:
         "baselines": {
             name: {"reason": baseline} if isinstance(baseline, str) else split_object(baseline)
             for name, baseline in result.baselines.items()
-        },
+        }
+        | ({result.given.name: baseline_object(result.given)} if result.given else {}),
         "alternatives": [split_object(scored) for scored in result.alternatives],
         "assumptions": list(result.assumptions),
     }
+
+
+def baseline_object(given: Baseline) -> dict[str, Any]:
+    """The user's own setting: whether it fits, and where not, by how much; what was left out."""
+    value: dict[str, Any] = {"fits": not given.verdict, "notes": list(given.notes)}
+    if given.scored is None:
+        return {"fits": None, "reason": given.refused, "notes": list(given.notes)}
+    if given.verdict:
+        value["reason"] = given.verdict
+    return value | split_object(given.scored)
 
 
 def infeasible_object(reason: str) -> dict[str, Any]:

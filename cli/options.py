@@ -101,6 +101,13 @@ PLANNING_OPTIONS = (
         help="Pins knobs, as in tp=2,pp=2,schedule=1F1B; the others are searched.",
     ),
     click.option(
+        "--baseline",
+        type=FILE,
+        metavar="FILE",
+        help="Your setting, to compare with and never to lose to: a Megatron-LM command, a "
+        "torchtitan TOML, a DeepSpeed JSON or an Accelerate YAML.",
+    ),
+    click.option(
         "--build",
         metavar="EXPR",
         help='Expression that makes the model in its own file, as in "GPT(GPTConfig())".',

@@ -52,7 +52,7 @@ def plan(
     MODEL is a Python file, or a Hugging Face config.json. The file has build_model() and
     example_batch(batch_size), or --build and --inputs say how to make them.
     """
-    read = (model, Path(settings["cluster"]), settings["profile"])
+    read = (model, Path(settings["cluster"]), settings["profile"], settings["baseline"])
     check_can_write(output, inputs=read)
     check_can_write(trace, inputs=(*read, output))
     try:

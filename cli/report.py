@@ -22,6 +22,7 @@ from claw_plan.cli.report_charts import memory_table, time_table
 from claw_plan.profiles.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
+    from claw_plan.planner.baseline import Baseline
     from claw_plan.planner.planning import PlanningResult
     from claw_plan.planner.score import Scored
     from claw_plan.planner.search import SearchReport
@@ -61,6 +62,8 @@ def print_plan_report(
     console.print(_headline(result))
     console.print(_best_panel(result.best, "Best plan"))
     section(console, "Beside the others", _comparison_table(result))
+    if result.given is not None:
+        _bullets(console, f"Your setting, {result.given.name}", result.given.notes)
     _print_charts(console, result.best)
     _bullets(console, "Why not another way", result.reasons)
     _bullets(console, "Assumed", result.assumptions)
@@ -153,7 +156,21 @@ def _comparison_table(result: PlanningResult) -> Table:
             table.add_row(escape(name), Text(baseline, style="dim"), "-", "-", "-", "-")
         else:
             _add_scored(table, name, baseline, result.best)
+    if result.given is not None:
+        _add_given(table, result.given, result.best)
     return table
+
+
+def _add_given(table: Table, given: Baseline, best: Scored) -> None:
+    """The user's own setting, its verdict in place of a time where it does not fit."""
+    if given.scored is None:
+        table.add_row("yours", Text(given.refused, style="dim"), "-", "-", "-", "-")
+    elif given.verdict:
+        peak = max(stage.peak_bytes for stage in given.scored.memory)
+        split = Text(f"{given.scored.candidate.short()}: {given.verdict}", style="red")
+        table.add_row("yours", split, "-", "-", "-", format_bytes(peak))
+    else:
+        _add_scored(table, "yours", given.scored, best)
 
 
 def _add_scored(table: Table, name: str, scored: Scored, best: Scored) -> None:

@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from claw_plan.planner.baseline import Baseline, baseline_of, training_of
+from claw_plan.planner.baselines.recognise import read_setting
+from claw_plan.planner.baselines.setting import Setting
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import InfeasiblePlan, PlanError
 from claw_plan.planner.explain import infeasible_message, reasons
@@ -23,7 +26,7 @@ from claw_plan.planner.plan_writer import write_plan
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
-from claw_plan.planner.search_space import Choice, search_space
+from claw_plan.planner.search_space import Choice, Searched, search_space
 from claw_plan.planner.space import Space, batch_refusal, check_pinned
 from claw_plan.planner.trace import trace
 from claw_plan.planner.vocabulary_parallel import STYLES
@@ -62,11 +65,15 @@ class PlanningRequest:
     time_limit_s: float | None = None
     output_folder: Path = Path()
     progress: Progress | None = None
+    baseline: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningResult:
-    """The plan and why. A baseline is scored, or a sentence that says why it cannot be."""
+    """The plan and why. A baseline is scored, or a sentence that says why it cannot be.
+
+    `given` is the user's own setting, None where there is none.
+    """
 
     plan: Plan
     best: Scored
@@ -77,6 +84,7 @@ class PlanningResult:
     cluster: Cluster
     assumptions: tuple[str, ...]
     reasons: tuple[str, ...]
+    given: Baseline | None = None
 
 
 def make_plan(request: PlanningRequest) -> PlanningResult:
@@ -84,14 +92,16 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     say = request.progress or (lambda what, done: None)
     cluster = load_cluster(request.cluster)
     check_pinned(request.fix, cluster)
+    setting = read_setting(request.baseline) if request.baseline else None
     say("loading the model", 0.0)
     model = load_model(request.model, build=request.build, inputs=request.inputs)
     profile, profile_name = _find_profile(request.profile, request.cluster, cluster)
-    problem, assumed = _pose(request, cluster, model, profile)
+    problem, assumed = _pose(request, cluster, model, profile, setting)
     scorer = Scorer(problem)
     space = Space(problem, request.fix)
     say("scoring the baselines", 0.2)
     plain = _baselines(scorer, request.fix)
+    given = baseline_of(setting, scorer) if setting else None
     found = search_space(
         scorer,
         space,
@@ -101,10 +111,11 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     )
     if not found.report.space:
         raise PlanError(space.explain_empty())
-    if not found.ranked:
+    ranked = _with_given(found, given, request.fix)
+    if not ranked:
         raise InfeasiblePlan(infeasible_message(scorer, found))
-    best = scorer.score(*found.ranked[0])
-    others = [*found.ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
+    best = scorer.score(*ranked[0])
+    others = [*ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
     alternatives = [scorer.score(*choice) for choice in others]
     plan = write_plan(
         problem,
@@ -133,7 +144,25 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
             *problem.graph.assumptions,
         ),
         reasons=tuple(reasons(scorer, space, found, best)),
+        given=given,
     )
+
+
+def _with_given(
+    found: Searched, given: Baseline | None, fix: Mapping[str, Any]
+) -> tuple[Choice, ...]:
+    """What was simulated, best first, the user's own setting among it where it may be the answer.
+
+    It may have stages that the space does not cut so, or more microbatches than are offered.
+    """
+    if given is None or given.scored is None or not given.offered or not given.scored.fits:
+        return found.ranked
+    own = (given.scored.candidate, given.scored.cuts)
+    if own in found.ranked or not _agrees(own, fix):
+        return found.ranked
+    slower = [c for c in found.ranked if found.times_ns[c[0]] > given.scored.step_time_ns]
+    faster = found.ranked[: len(found.ranked) - len(slower)]
+    return (*faster, own, *slower)
 
 
 def _said_of(trainer: Trainer) -> tuple[str, ...]:
@@ -146,10 +175,21 @@ def _said_of(trainer: Trainer) -> tuple[str, ...]:
 
 
 def _pose(
-    request: PlanningRequest, cluster: Cluster, model: LoadedModel, profile: Profile | None
+    request: PlanningRequest,
+    cluster: Cluster,
+    model: LoadedModel,
+    profile: Profile | None,
+    setting: Setting | None,
 ) -> tuple[Problem, list[str]]:
-    """The problem, and sentences on what was assumed in posing it."""
-    settings, assumed = cluster.training, []
+    """The problem, and sentences on what was assumed in posing it.
+
+    What the command line and the cluster file leave open is as in the user's own setting.
+    """
+    settings, assumed = dict(cluster.training), []
+    for name, value in (training_of(setting, cluster) if setting else {}).items():
+        if name not in settings and getattr(request, name) is None:
+            settings[name] = value
+            assumed.append(f"{name} {value} ({setting.place(name) if setting else ''})")
     batch = request.global_batch or settings.get("global_batch")
     if batch is None:
         batch = DEFAULT_GLOBAL_BATCH
@@ -179,7 +219,7 @@ def _pose(
         optimizer=optimizer,
         memory_headroom=request.memory_headroom,
         seed=request.seed,
-        clip_norm=request.clip_norm,
+        clip_norm=request.clip_norm or settings.get("clip_norm"),
     )
     return _problem(model, cluster, training, profile, request.progress), assumed
 

@@ -113,4 +113,5 @@ def result() -> Any:
         cluster=SimpleNamespace(name="one-node", nodes=(node,)),
         assumptions=("one non-blocking switch joins the nodes",),
         reasons=("tp: its all-reduces would cost 9.0 ms a step",),
+        given=None,
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from claw_plan.cli.json_output import PLAN_KEYS, infeasible_object, json_text, plan_object
+from claw_plan.planner.baseline import Baseline
 
 
 def printed(value: Any) -> Any:
@@ -60,6 +61,15 @@ def test_baselines_say_why_they_do_not_fit(result: Any) -> None:
         "reason": "needs 12.0 GiB more than the 72.0 GiB of stage 0"
     }
     assert value["alternatives"][0]["candidate"]["dp_shard"] == 8
+
+
+def test_the_users_own_setting_is_among_the_baselines(result: Any) -> None:
+    result.given = Baseline(name="DeepSpeed: ds.json", scored=result.best, notes=("left open",))
+    own = printed(plan_object(result))["baselines"]["DeepSpeed: ds.json"]
+    assert (own["fits"], own["step_time_ms"], own["notes"]) == (True, 40.0, ["left open"])
+    result.given = Baseline(name="DeepSpeed: ds.json", scored=None, refused="cp=2")
+    own = printed(plan_object(result))["baselines"]["DeepSpeed: ds.json"]
+    assert own == {"fits": None, "reason": "cp=2", "notes": []}
 
 
 def test_when_nothing_fits_the_same_keys_stand_empty() -> None:

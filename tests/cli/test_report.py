@@ -13,6 +13,8 @@ from claw_plan.cli.report import (
     report_console,
     search_sentence,
 )
+from claw_plan.planner.baseline import Baseline
+from claw_plan.profiles.units import GIB
 
 
 def report(result: Any, width: int, **settings: Any) -> str:
@@ -93,3 +95,20 @@ def test_a_narrow_terminal_wraps_and_a_closed_pipe_is_told(
     assert report_console().width == 72
     with pytest.raises(BrokenPipeError):
         report_console().on_broken_pipe()
+
+
+def test_the_users_own_setting_stands_beside_the_best(result: Any) -> None:
+    own = replace(result.best, step_time_ns=2 * result.best.step_time_ns)
+    result.given = Baseline(name="DeepSpeed: ds.json", scored=own, notes=("ds.json:3: left open",))
+    words = " ".join(report(result, 120).split())
+    assert "yours" in words and "80.0 ms +100 %" in words
+    assert "Your setting, DeepSpeed: ds.json - ds.json:3: left open" in words
+
+
+def test_a_setting_that_does_not_fit_shows_by_how_much_and_where(result: Any) -> None:
+    small = tuple(replace(stage, capacity_bytes=70 * GIB) for stage in result.best.memory)
+    result.given = Baseline(name="x", scored=replace(result.best, memory=small))
+    words = " ".join(report(result, 300).split())
+    assert "out of memory: stage 1 needs 76.0 GiB of 70.0 GiB on each device, 6.0 GiB" in words
+    result.given = Baseline(name="x", scored=None, refused="train.sh:4: cp=2 is not simulated")
+    assert "train.sh:4: cp=2 is not simulated" in " ".join(report(result, 300).split())

@@ -218,3 +218,26 @@ def test_the_cluster_file_may_set_what_is_trained(tmp_path):
     assert (training.global_batch, training.seq_len) == (24, 64)
     assert (training.precision, training.optimizer) == ("bfloat16", "sgd")
     assert planned(SMALL, str(path), precision="fp32").plan.training.precision == "float32"
+
+
+def test_the_users_own_setting_stands_beside_and_never_wins_unseen(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "TP=2\npretrain_gpt.py --tensor-model-parallel-size $TP --micro-batch-size 4 \\\n"
+        "  --global-batch-size 64 --seq-length 512 --use-distributed-optimizer --bf16\n"
+    )
+    result = planned(GPT, "dgx-a100-80gb", baseline=script)
+    training, given = result.plan.training, result.given
+    assert (training.global_batch, training.seq_len, training.clip_norm) == (64, 512, 1.0)
+    assert any("global_batch 64 (train.sh:2" in text for text in result.assumptions)
+    assert given.name == "Megatron-LM: train.sh" and given.scored.fits
+    assert (given.scored.candidate.tp, given.scored.candidate.dp_shard) == (2, 4)
+    assert result.best.step_time_ns <= given.scored.step_time_ns
+
+
+def test_a_setting_that_does_not_fit_gets_its_verdict(tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text('{"train_micro_batch_size_per_gpu": 256, "zero_optimization": {"stage": 1}}')
+    result = planned(GPT, "dgx-a100-40gb", baseline=config, global_batch=2048)
+    assert result.given.verdict.startswith("out of memory: stage 0 needs")
+    assert result.best.fits
