@@ -55,7 +55,7 @@ class StepEnd:
         is_executed = all(stage.is_executed for rank in self.ranks for stage in rank.stages)
         for rank in self.ranks:
             self._sum_gradients(rank)
-        self._tie()
+        self.tie()
         if training.precision == "float16" and is_executed:
             self._meet("overflow", OVERFLOW_BYTES)
         if training.clip_norm is not None and is_executed:
@@ -93,7 +93,7 @@ class StepEnd:
             cost = problem.collective("all_reduce", size, degree, nodes, by_data=axis != "tp")
             rank.streams.exchange(kind, name, cost, axis=axis)
 
-    def _tie(self) -> None:
+    def tie(self) -> None:
         """The sum of each parameter that several pipeline ranks hold, one after the other."""
         held = [_merged(stage.trained() for stage in rank.stages) for rank in self.ranks]
         for name in sorted({name for own in held for name in own}):
@@ -103,17 +103,17 @@ class StepEnd:
             size = next(STORED_BYTES * own[name] for own in held if name in own)
             nodes = min(len(holders), self._hosts)
             cost = self._problem.collective("all_reduce", size, len(holders), nodes)
-            _together(holders, "pp_comm", "tied gradients", cost, TIED)
+            together(holders, "pp_comm", "tied gradients", cost, TIED)
 
     def _meet(self, name: str, size_bytes: int) -> None:
         """An all-reduce over all ranks, which starts when the last one has come."""
         count = self._num_devices
         if count > 1:
             cost = self._problem.collective("all_reduce", size_bytes, count, self._hosts)
-            _together(self.ranks, "dp_comm", name, cost, WORLD)
+            together(self.ranks, "dp_comm", name, cost, WORLD)
 
 
-def _together(
+def together(
     ranks: Sequence[RankEnd], kind: str, name: str, cost: CollectiveCost, axis: str
 ) -> None:
     """The same exchange on the streams of all these ranks, none before the last is there."""

@@ -96,9 +96,12 @@ class MemoryModel:
     def stages(self, candidate: Candidate, cuts: Cuts) -> tuple[StageMemory, ...]:
         """Memory of every pipeline rank; `cuts` are the units [start, stop) of each stage."""
         return tuple(
-            self._rank(candidate, rank, spans_of_rank(candidate, cuts, rank))
-            for rank in range(min(candidate.pp, len(cuts)))
+            self.rank(candidate, rank, cuts) for rank in range(min(candidate.pp, len(cuts)))
         )
+
+    def rank(self, candidate: Candidate, rank: int, cuts: Cuts) -> StageMemory:
+        """Memory of one pipeline rank."""
+        return self._rank(candidate, rank, spans_of_rank(candidate, cuts, rank))
 
     def fits(self, candidate: Candidate, cuts: Cuts) -> bool:
         """Whether every pipeline rank fits; asks no further than to the first that does not."""

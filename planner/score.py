@@ -52,6 +52,16 @@ class Scored:
     timeline: Timeline
 
     @property
+    def short(self) -> str:
+        """The way in one line for people."""
+        return self.candidate.short()
+
+    @property
+    def num_devices(self) -> int:
+        """Devices used."""
+        return self.candidate.num_devices
+
+    @property
     def fits(self) -> bool:
         """Whether every stage fits in memory."""
         return all(stage.fits for stage in self.memory)
@@ -64,7 +74,7 @@ class Scorer:
         self.problem = problem
         self.shards = ShardSizes(problem.graph)
         self.memory = MemoryModel(problem, self.shards)
-        self.bounds = Bounds(problem, self.shards)
+        self.bounds = Bounds(problem.quickest, self.shards)
 
     def step_time_ns(self, candidate: Candidate, cuts: Cuts) -> int:
         """The simulated step time alone."""
@@ -77,7 +87,7 @@ class Scorer:
         training, graph = self.problem.training, self.problem.graph
         step_ns = timeline.step_time_ns
         samples_per_s = training.global_batch / s_from_ns(step_ns)
-        parts = _parts(timeline, candidate.pp)
+        parts = parts_of(timeline, candidate.pp)
         busy = sum(parts[name] for name in ("compute", "recompute"))
         comm = sum(ns for name, ns in parts.items() if name.endswith("_comm_exposed"))
         return Scored(
@@ -91,7 +101,7 @@ class Scorer:
             mfu=self._mfu(candidate, step_ns),
             compute_utilisation=busy / step_ns,
             communication_share=comm / step_ns,
-            sources=_sources(timeline),
+            sources=sources_of(timeline),
             timeline=timeline,
         )
 
@@ -104,7 +114,7 @@ class Scorer:
         return flops / (s_from_ns(step_ns) * peak * candidate.num_devices)
 
 
-def _parts(timeline: Timeline, stages: int) -> dict[str, int]:
+def parts_of(timeline: Timeline, stages: int) -> dict[str, int]:
     """Time by part on the stage that computes most; idle time by what was waited for."""
     streams = {f"stage {stage} compute": stage for stage in range(stages)}
     spans = [span for span in timeline.spans if span.stream in streams]
@@ -142,7 +152,8 @@ def _add_idle(parts: dict[str, int], start: int, stop: int, data: list[tuple[int
     parts["pp_bubble"] += stop - start - covered
 
 
-def _sources(timeline: Timeline) -> dict[str, float]:
+def sources_of(timeline: Timeline) -> dict[str, float]:
+    """The share of kernel time that rests on each kind of cost."""
     total: dict[str, int] = {}
     for span in timeline.spans:
         if span.cost_source:

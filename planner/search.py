@@ -78,10 +78,11 @@ def best_first(
     *,
     known: Iterable[tuple[int, T]] = (),
     time_limit_s: float | None = None,
+    most_opened: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Outcome[T]:
-    """Opens branches until the best is proven, or the time limit is reached.
+    """Opens branches until the best is proven, or the time limit or `most_opened` is reached.
 
     `known` are candidates of the space whose times are known: the answer is no worse.
     `progress(opened, remaining)` is called after every opening. Equal times are ranked by the
@@ -94,10 +95,11 @@ def best_first(
     serial, opened, memory_pruned = len(heap), 0, 0
     found = [(time_ns, maxsize, item) for time_ns, item in known]
     best = min((time_ns for time_ns, _, _ in found), default=None)
-    timed_out = False
     while heap and (best is None or heap[0][0] < best):
-        if time_limit_s is not None and clock() - start > time_limit_s and best is not None:
-            timed_out = True
+        timed_out = (time_limit_s is not None and clock() - start > time_limit_s) or (
+            most_opened is not None and opened >= most_opened
+        )
+        if timed_out and best is not None:
             break
         result = heapq.heappop(heap)[3].open()
         opened += 1
@@ -113,7 +115,7 @@ def best_first(
                 serial += 1
         if progress is not None:
             progress(opened, len(heap))
-    gap = (best - heap[0][0]) / best if timed_out and heap and best else 0.0
+    gap = (best - heap[0][0]) / best if heap and best else 0.0
     found.sort(key=lambda entry: entry[:2])
     return Outcome(
         ranked=tuple((time_ns, item) for time_ns, _, item in found),
