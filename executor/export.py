@@ -143,6 +143,12 @@ def refuse(plan: Plan, path: Path) -> None:
             f"export: recompute={knobs.recompute} is not written out; plan again with "
             "--fix recompute=full"
         )
+    if knobs.reshard_ranks and (knobs.pp > 1 or knobs.tp > 1):
+        raise ExecutionError(
+            f"export: reshard_ranks={knobs.reshard_ranks} is for pp=tp=1: fully_shard makes its "
+            "smaller groups of the ranks of one stage alone, and takes no divided parameters; "
+            "plan again with --fix reshard_ranks=0"
+        )
     if path.with_suffix(".schedule.csv").exists():
         raise ExecutionError(
             f"export: {path.with_suffix('.schedule.csv').name} holds a schedule of your own, "

@@ -38,7 +38,7 @@ def wrapping_text(plan: Plan, styles: Mapping[str, str]) -> str:
             parts.append(_WHOLE_VOCABULARY)
     parts.append("    model.to(DEVICE)")
     if knobs.recompute == "full":
-        parts.append(_RECOMPUTE)
+        parts.append(_recompute(knobs.recompute_blocks))
     if is_sharded(plan):
         parts.append(_sharding(plan))
     elif uses_ddp(plan):
@@ -67,9 +67,13 @@ def _tensor_parallel(styles: Mapping[str, str]) -> str:
 _WHOLE_VOCABULARY = """    # `claw-plan run` divides the embedding and the head, too; here
     # every tp rank holds them whole: the same numbers for more memory."""
 
-_RECOMPUTE = """    # A block keeps its input only and runs again in backward. The forward is
+
+def _recompute(first: int) -> str:
+    some = f"[:{first}]" if first else ""
+    why = "    # The first blocks are those whose activations are kept longest.\n" if first else ""
+    return f"""{why}    # A block keeps its input only and runs again in backward. The forward is
     # replaced, not the module, so that parameters keep their names.
-    for block in blocks:
+    for block in blocks{some}:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
 
 
@@ -89,18 +93,31 @@ def _sharding(plan: Plan) -> str:
         2: "Parameters stay gathered for the whole step, gradients are kept in shards (ZeRO-2).",
         1: "Parameters stay gathered and gradients whole for the step (ZeRO-1).",
     }
-    reshard, reason = knobs.zero == 3, why[knobs.zero]
+    reshard: bool | int = knobs.zero == 3
+    reason = why[knobs.zero]
+    if knobs.reshard_ranks:
+        reshard = knobs.reshard_ranks
+        reason = f"Between forward and backward {reshard} neighbours keep a block's parameters."
     if knobs.pp > 1 and schedule_of(knobs.schedule).splits_backward:
         # Resharded blocks lose gradients in torch's split backward; see `split_backward`.
         reshard, reason = False, "Parameters stay gathered: split backwards lose gradients else."
     lines += [
         f"    # {reason}",
-        "    for block in blocks:",
-        f"        fully_shard(block, mesh=data{policy}, reshard_after_forward={reshard})",
+        *_groups(knobs.blocks_per_group, f"mesh=data{policy}, reshard_after_forward={reshard}"),
         "    # The rest is needed again at once in backward, so it is never freed between.",
         f"    fully_shard(model, mesh=data{policy}, reshard_after_forward=False)",
     ]
     return "\n".join(lines)
+
+
+def _groups(size: int, how: str) -> list[str]:
+    if size == 1:
+        return ["    for block in blocks:", f"        fully_shard(block, {how})"]
+    return [
+        f"    # {size} blocks are gathered and reduced together: fewer, larger messages.",
+        f"    for first in range(0, len(blocks), {size}):",
+        f"        fully_shard(blocks[first : first + {size}], {how})",
+    ]
 
 
 def _replicas(plan: Plan) -> str:

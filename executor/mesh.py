@@ -15,6 +15,9 @@ from claw_plan.planner.candidate import Candidate
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 """The axes the executor knows; the order over the devices is the candidate's."""
 
+NEAR = "near"
+"""The axis of neighbours on dp_shard that keep parameters together between passes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
@@ -36,8 +39,15 @@ class Mesh:
         names = self.device_mesh.mesh_dim_names or ()
         inside = math.prod(self.sizes[name] for name in names[names.index("dp_shard") + 1 :])
         apart = math.prod(self.sizes.values()) // (ranks * inside)
-        sizes = {"apart": apart, "near": ranks, "inside": inside}
-        return _device_mesh(self.device_mesh.device_type, sizes)["apart", "near"]
+        sizes = {"apart": apart, NEAR: ranks, "inside": inside}
+        return _device_mesh(self.device_mesh.device_type, sizes)["apart", NEAR]
+
+    def groups(self, near: int) -> dict[str, dist.ProcessGroup]:
+        """This rank's group of each axis, and NEAR where so many neighbours keep parameters."""
+        found = {axis: self.group(axis) for axis in self.sizes}
+        if near:
+            found[NEAR] = self.neighbours(near).get_group(NEAR)
+        return found
 
     @property
     def data_index(self) -> int:

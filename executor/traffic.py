@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from claw_plan.executor.mesh import NEAR
 from claw_plan.executor.torch_private import watch_dispatched
 from claw_plan.planner.lower_end import TIED, WORLD
 from claw_plan.planner.traffic import Kind, Moved, group_of
@@ -117,9 +118,10 @@ def _num_bytes(buffers: Any) -> int:
 def traffic_counter(compiled: ParallelModel) -> TrafficCounter:
     """A counter that knows the groups of this rank's plan."""
     mesh, world = compiled.mesh, dist.group.WORLD
-    groups = {str(mesh.group(axis).group_name): axis for axis in mesh.sizes}
-    if near := compiled.knobs.reshard_ranks:
-        groups[str(mesh.neighbours(near).get_group("near").group_name)] = "dp_shard"
+    groups = {
+        str(group.group_name): "dp_shard" if axis == NEAR else axis
+        for axis, group in mesh.groups(compiled.knobs.reshard_ranks).items()
+    }
     if world is not None:
         groups[str(world.group_name)] = group_of(WORLD, compiled.knobs)
     return TrafficCounter(groups)

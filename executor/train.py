@@ -177,7 +177,7 @@ def _recording(
     if way == PLAIN:
         yield
         return
-    by_axis = {axis: compiled.mesh.group(axis) for axis in compiled.mesh.sizes}
+    by_axis = compiled.mesh.groups(compiled.knobs.reshard_ranks)
     recorder = StepRecorder(
         rank.rank,
         rank.device,

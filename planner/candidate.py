@@ -159,7 +159,7 @@ def _parse_value(name: str, value: str, kind: str) -> Any:
             number = int(value)
         except ValueError:
             raise PlanError(f"--fix: {name} is a whole number, but got {value!r}") from None
-        if number < 1:
-            raise PlanError(f"--fix: {name} is at least 1, but got {value!r}")
+        if number < (least := _LEAST.get(name, 1)):
+            raise PlanError(f"--fix: {name} is at least {least}, but got {value!r}")
         return number
     return value

@@ -31,6 +31,7 @@ TWO: list[dict[str, Any]] = [
     {"dp_shard": 2},
     {"dp_shard": 2, "zero": 1},
     {"dp_shard": 2, "offload": "optimizer"},
+    {"dp_shard": 2, "blocks_per_group": 3, "recompute": "full", "recompute_blocks": 1},
     {"dp_replicate": 2},
     {"tp": 2},
     {"tp": 2, "sequence_parallel": True},
@@ -40,6 +41,7 @@ TWO: list[dict[str, Any]] = [
 ]
 FOUR: list[dict[str, Any]] = [
     {"dp_shard": 4},
+    {"dp_shard": 4, "reshard_ranks": 2},
     {"tp": 4},
     {"dp_shard": 2, "tp": 2},
     {"dp_replicate": 2, "dp_shard": 2},

@@ -51,6 +51,14 @@ PLANS: dict[str, dict[str, Any]] = {
     "zero1": {"dp_shard": 4, "zero": 1},
     "zero2": {"dp_shard": 4, "zero": 2, "recompute": "full"},
     "zero3": {"dp_shard": 4, "zero": 3},
+    "near": {"dp_shard": 4, "reshard_ranks": 2, "recompute": "full", "recompute_blocks": 3},
+    "together": {
+        "pp": 2,
+        "dp_shard": 2,
+        "blocks_per_group": 3,
+        "recompute": "full",
+        "recompute_blocks": 1,
+    },
     "hsdp": {"dp_replicate": 2, "dp_shard": 2, "zero": 1},
     "tp": {"dp_replicate": 2, "tp": 2},
     "shard_tp": {
@@ -151,6 +159,7 @@ def test_what_plain_torch_cannot_be_told_is_refused(
         "computes 3 fused outputs": tiny_plan("fused", tp=2),
         "divides the sequence": tiny_plan("sequence", tp=2, sequence_parallel=True),
         "float16 needs a loss scale": tiny_plan("half", precision="float16"),
+        "is for pp=tp=1": tiny_plan("near-pp", pp=2, dp_shard=4, reshard_ranks=2),
     }
     for message, path in refused.items():
         with pytest.raises(ExecutionError, match=message):

@@ -47,3 +47,14 @@ def test_divided_weights_come_before_recompute(tiny_plan: Callable[..., Path]) -
     text = wrapping_text(_plan(tiny_plan, tp=2, recompute="full"), STYLES)
     assert text.index('"q": ColwiseParallel()') < text.index("partial(checkpoint")
     assert "holds them whole" in text.replace("\n    # ", " ")
+
+
+def test_finer_knobs_are_torch_s_own(tiny_plan: Callable[..., Path]) -> None:
+    near = wrapping_text(_plan(tiny_plan, dp_shard=4, reshard_ranks=2), {})
+    assert "fully_shard(block, mesh=data, reshard_after_forward=2)" in near
+    assert "2 neighbours keep" in near
+    together = wrapping_text(_plan(tiny_plan, dp_shard=2, zero=2, blocks_per_group=3), {})
+    assert "for first in range(0, len(blocks), 3):" in together
+    assert "fully_shard(blocks[first : first + 3], mesh=data, reshard" in together
+    some = wrapping_text(_plan(tiny_plan, recompute="full", recompute_blocks=2), {})
+    assert "for block in blocks[:2]:" in some

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from claw_plan.executor.errors import ExecutionError
-from claw_plan.executor.mesh import AXES, make_mesh
+from claw_plan.executor.mesh import AXES, NEAR, make_mesh
 from claw_plan.executor.ranks import Rank
 from claw_plan.planner.candidate import Candidate
 
@@ -32,3 +34,14 @@ def test_plans_of_one_shape_share_their_groups(alone: Rank) -> None:
 def test_too_few_ranks_are_refused(alone: Rank) -> None:
     with pytest.raises(ExecutionError, match=r"needs 6 ranks \(pp=3 .* tp=2\), but 1 were"):
         make_mesh(Candidate(pp=3, tp=2), "cpu")
+
+
+@pytest.mark.parametrize(("rank", "near"), [(0, [0, 2]), (5, [5, 7]), (14, [12, 14])])
+def test_neighbours_on_the_shards_axis(rank: int, near: list[int]) -> None:
+    """Ranks are pp x dp_shard x tp = 2 x 4 x 2, so neighbours are two apart."""
+    dist.init_process_group("fake", rank=rank, world_size=16, store=FakeStore())
+    mesh = make_mesh(Candidate(pp=2, dp_shard=4, tp=2), "cpu")
+    assert dist.get_process_group_ranks(mesh.groups(2)[NEAR]) == near
+    assert mesh.neighbours(2) == mesh.neighbours(2)
+    assert [*mesh.groups(0)] == [*AXES]
+    dist.destroy_process_group()

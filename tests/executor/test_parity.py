@@ -9,6 +9,7 @@ set of processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ SP, MIXED, PAIRS = {"sequence_parallel": True}, {"precision": "bfloat16"}, {"mic
 ZERO1, ZERO2 = {"zero": 1}, {"zero": 2}
 CLIP, OFFLOAD = {"clip_norm": 0.5}, {"offload": "optimizer"}
 BUCKETS = {"bucket_bytes": 9000}
+TOGETHER, NEAR = {"blocks_per_group": 3}, {"dp_shard": 4, "reshard_ranks": 2}
+FIRST = FULL | {"recompute_blocks": 1}
+HALF_FIRST = HALF | {"recompute_blocks": 3}
 
 PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     "one": ({}, [{}, FULL | PAIRS, MIXED, HALF | CLIP, OFFLOAD, MIXED | HALF | CLIP | OFFLOAD]),
@@ -37,19 +41,27 @@ PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
         [
             *({}, ZERO2, ZERO1, FULL | ZERO2, MIXED | PAIRS | ZERO1, HALF | CLIP),
             *(OFFLOAD | CLIP | ZERO2, FULL | PAIRS | CLIP | ZERO1),
+            *(TOGETHER, TOGETHER | ZERO1 | HALF_FIRST, TOGETHER | ZERO2 | FIRST | MIXED),
+            *(NEAR, NEAR | MIXED | PAIRS, NEAR | TOGETHER | FIRST | CLIP | OFFLOAD),
         ],
     ),
     "tp": (
         {"tp": 2},
-        [{}, SP, SP | FULL | PAIRS, MIXED, HALF, SP | HALF | CLIP, OFFLOAD | CLIP],
+        [{}, SP, SP | FULL | PAIRS, MIXED, HALF, SP | HALF | CLIP, OFFLOAD | CLIP, SP | FIRST],
     ),
     "pp": (
         {"pp": 2},
-        [{}, GPIPE | FULL, UNEVEN | PAIRS, MIXED, CLIP, GPIPE | HALF | CLIP | OFFLOAD],
+        [
+            *({}, GPIPE | FULL, UNEVEN | PAIRS, MIXED, CLIP, GPIPE | HALF | CLIP | OFFLOAD),
+            *(FIRST, UNEVEN | HALF_FIRST),
+        ],
     ),
     "hsdp": (
         {"dp_replicate": 2, "dp_shard": 2},
-        [{}, FULL | MIXED, ZERO2 | CLIP, ZERO1 | PAIRS, HALF | OFFLOAD | CLIP | ZERO1],
+        [
+            *({}, FULL | MIXED, ZERO2 | CLIP, ZERO1 | PAIRS, HALF | OFFLOAD | CLIP | ZERO1),
+            *(TOGETHER, NEAR | FIRST),
+        ],
     ),
     "dp_replicate_tp": (
         {"dp_replicate": 2, "tp": 2},
@@ -57,12 +69,18 @@ PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     ),
     "dp_shard_tp": (
         {"dp_shard": 2, "tp": 2},
-        [{}, SP | FULL, ZERO1 | CLIP, SP | ZERO2 | HALF | CLIP, MIXED | OFFLOAD],
+        [
+            *({}, SP | FULL, ZERO1 | CLIP, SP | ZERO2 | HALF | CLIP, MIXED | OFFLOAD),
+            *(SP | TOGETHER, SP | NEAR, NEAR | MIXED | TOGETHER | FIRST),
+        ],
     ),
     "pp_tp": ({"pp": 2, "tp": 2}, [{}, GPIPE | SP | FULL, SP | CLIP, HALF | OFFLOAD | CLIP]),
     "pp_dp_shard": (
         {"pp": 2, "dp_shard": 2},
-        [ZERO1, GPIPE | FULL, {}, ZERO1 | CLIP, HALF | OFFLOAD | CLIP],
+        [
+            *(ZERO1, GPIPE | FULL, {}, ZERO1 | CLIP, HALF | OFFLOAD | CLIP),
+            *(TOGETHER, ZERO1 | TOGETHER | FIRST, NEAR, GPIPE | NEAR | TOGETHER | FIRST),
+        ],
     ),
     "pp_dp_replicate": (
         {"pp": 2, "dp_replicate": 2},
@@ -101,9 +119,10 @@ def _plans(
 ) -> Iterator[tuple[str, int, Path]]:
     """(test, number of processes, plan file) of everything there is to verify."""
     for name, (degrees, ways) in PROOFS.items():
-        size = 2 ** len(degrees)
         for index, way in enumerate(ways):
-            yield name, size, tiny_plan(f"{name}-{index}", **degrees, **way)
+            chosen = degrees | way
+            size = prod(chosen[axis] for axis in degrees)
+            yield name, size, tiny_plan(f"{name}-{index}", **chosen)
     for name, knobs in CONFIG_PROOFS.items():
         size = knobs.get("pp", 1) * knobs.get("tp", 1) * knobs.get("dp_shard", 1)
         size *= knobs.get("dp_replicate", 1)

@@ -30,6 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 FULL, MIXED, ZERO1 = {"recompute": "full"}, {"precision": "bfloat16"}, {"zero": 1}
 SP = {"sequence_parallel": True}
+TOGETHER, FIRST = {"blocks_per_group": 2}, FULL | {"recompute_blocks": 1}
+NEAR = {"dp_shard": 4, "reshard_ranks": 2, "microbatch_size": 1}
 
 ALONE: dict[str, list[dict[str, Any]]] = {
     "GPipe": [{}, FULL],
@@ -46,7 +48,8 @@ ALONE: dict[str, list[dict[str, Any]]] = {
 
 BESIDE: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     "pp4": ({"pp": 4}, [{}]),
-    "pp_dp_shard": ({"pp": 2, "dp_shard": 2}, [{}, ZERO1]),
+    "pp_dp_shard": ({"pp": 2, "dp_shard": 2}, [{}, ZERO1, TOGETHER, TOGETHER | FIRST]),
+    "pp_near": ({"pp": 2, "dp_shard": 4}, [NEAR, NEAR | TOGETHER]),
     "pp_dp_replicate": ({"pp": 2, "dp_replicate": 2}, [{}]),
     "pp_tp": ({"pp": 2, "tp": 2}, [SP]),
     "pp_dp_shard_tp": ({"pp": 2, "dp_shard": 2, "tp": 2}, [{}]),

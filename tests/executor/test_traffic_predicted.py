@@ -36,6 +36,8 @@ SP, MIXED, PAIRS = {"sequence_parallel": True}, {"precision": "bfloat16"}, {"mic
 FULL, HALF = {"recompute": "full"}, {"recompute": "half"}
 CLIP, OFFLOAD = {"clip_norm": 0.5}, {"offload": "optimizer"}
 BUCKETS, SCALED = {"bucket_bytes": 9000}, {"precision": "float16"}
+TOGETHER, NEAR = {"blocks_per_group": 3}, {"dp_shard": 4, "reshard_ranks": 2}
+FIRST = FULL | {"recompute_blocks": 1}
 REPLICATE, SHARD, TP, PP = {"dp_replicate": 2}, {"dp_shard": 2}, {"tp": 2}, {"pp": 2}
 
 TINY: dict[int, list[dict[str, Any]]] = {
@@ -49,6 +51,9 @@ TINY: dict[int, list[dict[str, Any]]] = {
         TP | HALF,
         TP | SP | HALF,
         TP | SP | FULL | PAIRS,
+        TP | SP | FIRST,
+        SHARD | TOGETHER | FIRST,
+        SHARD | TOGETHER | MIXED | {"zero": 2},
         PP | {"cuts": [1]} | PAIRS | OFFLOAD,
     ],
     4: [
@@ -61,12 +66,18 @@ TINY: dict[int, list[dict[str, Any]]] = {
         PP | SHARD | FULL,
         PP | REPLICATE | BUCKETS | {"schedule": "GPipe"},
         {"pp": 4} | CLIP,
+        NEAR | MIXED,
+        NEAR | PAIRS | TOGETHER | FIRST,
+        PP | SHARD | TOGETHER | FIRST,
     ],
     8: [
         REPLICATE | SHARD | TP | SP,
         PP | SHARD | TP | SP,
         PP | REPLICATE | TP | SP | CLIP,
         PP | REPLICATE | SHARD | MIXED,
+        TP | SP | NEAR,
+        PP | NEAR | TOGETHER,
+        REPLICATE | NEAR,
     ],
 }
 DEEP: list[dict[str, Any]] = [

@@ -34,6 +34,10 @@ def test_fix_is_read_by_the_kind_of_each_knob():
         "sequence_parallel": True,
         "zero": 2,
     }
+    assert parse_fix("recompute_blocks=0,blocks_per_group=2") == {
+        "recompute_blocks": 0,
+        "blocks_per_group": 2,
+    }
     assert parse_fix("") == {}
 
 

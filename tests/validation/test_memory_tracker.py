@@ -69,6 +69,9 @@ def tracked_bytes(candidate, stage=0, ddp=False):
     command += ["--recompute"] if candidate.recompute == "full" else []
     command += ["--sequence"] if candidate.sequence_parallel else []
     command += [] if candidate.zero == 3 else ["--keep-gathered"]
+    command += ["--recompute-blocks", str(candidate.recompute_blocks)]
+    command += ["--group", str(candidate.blocks_per_group)]
+    command += ["--reshard", str(candidate.reshard_ranks)]
     command += ["--ddp"] if ddp else []
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     return json.loads(done.stdout.splitlines()[-1])["peak_bytes"]
@@ -83,6 +86,10 @@ PLANS = {
     "fsdp tp sp": Candidate(dp_shard=8, tp=8, sequence_parallel=True),
     "pp": Candidate(pp=2, dp_shard=8, zero=1),
     "ddp": Candidate(dp_replicate=8),
+    "first blocks": Candidate(dp_shard=64, recompute_blocks=2),
+    "near": Candidate(dp_shard=64, reshard_ranks=2),
+    "together": Candidate(dp_shard=64, blocks_per_group=2),
+    "together apart": Candidate(dp_shard=64, blocks_per_group=3, recompute_blocks=1),
 }
 
 
@@ -96,8 +103,8 @@ def cases(names, recompute):
 @pytest.mark.parametrize(
     ("name", "stage", "recompute"),
     [
-        *cases(("fsdp kept", "tp", "ddp"), ("none",)),
-        *cases(("fsdp", "tp sp", "fsdp tp", "pp"), ("full",)),
+        *cases(("fsdp kept", "tp", "ddp", "together"), ("none",)),
+        *cases(("fsdp", "tp sp", "fsdp tp", "pp", "first blocks", "near"), ("full",)),
     ],
 )
 def test_within_five_percent_of_the_tracker(graph_in, name, stage, recompute):

@@ -34,6 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from claw_plan.executor.torch_private import reshard_over
 from claw_plan.planner.actions import FORWARD
 from claw_plan.planner.graph import TensorParallelRule
 from claw_plan.planner.schedules import schedule_actions
@@ -136,15 +137,18 @@ def parallelize(model: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh, optio
         if options.sequence:
             divide_sequence(list(layers), rules, ranks)
     if options.recompute:
-        for index, layer in enumerate(layers):
+        for index, layer in enumerate(layers[: options.recompute_blocks or None]):
             layers[index] = checkpoint_wrapper(layer)
     if options.ddp:
         return model
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     data = mesh["replicate", "dp"] if mesh["replicate"].size() > 1 else mesh["dp"]
     reshard = not options.keep_gathered
-    for layer in layers:
-        fully_shard(layer, mesh=data, mp_policy=policy, reshard_after_forward=reshard)
+    for start in range(0, len(layers), options.group):
+        group = list(layers[start : start + options.group])
+        fully_shard(group, mesh=data, mp_policy=policy, reshard_after_forward=reshard)
+        if options.reshard:
+            reshard_over(group[0], options.near)
     return fully_shard(model, mesh=data, mp_policy=policy, reshard_after_forward=False)
 
 
@@ -175,6 +179,10 @@ def peak_parts(options: argparse.Namespace) -> dict[str, int]:
         "fake", rank=0, world_size=math.prod(_degrees(options)), store=FakeStore()
     )
     mesh = init_device_mesh("cpu", _degrees(options), mesh_dim_names=("replicate", "dp", "tp"))
+    if options.reshard:
+        sizes = options.replicate * options.dp // options.reshard, options.reshard, options.tp
+        near = init_device_mesh("cpu", sizes, mesh_dim_names=("apart", "near", "inside"))
+        options.near = near["apart", "near"]
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(options.layers)
         layers = model.model.layers
@@ -226,6 +234,9 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--stage", type=int, default=0)
     parser.add_argument("--microbatches", type=int, default=1)
+    parser.add_argument("--recompute-blocks", type=int, default=0, help="the first; 0 for all")
+    parser.add_argument("--group", type=int, default=1, help="layers gathered together")
+    parser.add_argument("--reshard", type=int, default=0, help="ranks that keep parameters")
     for name in ("--recompute", "--sequence", "--keep-gathered", "--ddp"):
         parser.add_argument(name, action="store_true")
     options = parser.parse_args()
