@@ -54,6 +54,8 @@ PLANS = ("dp_replicate=2", "dp_shard=2", "tp=2", "pp=2", "pp=2,dp_shard=2")
 NEUTRAL_DEGREES = {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": 1}
 GLOBAL_BATCH, STEPS = 8, 2
 TIME_LIMIT_S = 280
+TOGETHER = 6
+"""So many models are verified in one set of processes, and their results kept then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,12 +334,21 @@ def main() -> None:
         known = json.loads(options.results.read_text())
     chosen = [each for each in sources() if not names or each.name in names]
     new = [each for each in chosen if names or each.name not in known]
-    known |= {result.name: asdict(result) for result in try_all(new, clones)}
-    if options.results:
-        options.results.write_text(json.dumps(known, indent=1))
+    for start in range(0, len(new), TOGETHER):
+        tried = try_all(new[start : start + TOGETHER], clones)
+        known |= {result.name: asdict(result) for result in tried}
+        if options.results:
+            options.results.write_text(json.dumps(known, indent=1))
     found = [(each, Result(**known[each.name])) for each in sources() if each.name in known]
     if options.write:
-        options.write.write_text(page(found))
+        write_first_part(options.write, page(found))
+
+
+def write_first_part(path: Path, text: str) -> None:
+    """Writes the page, and keeps the part that `published_models` made."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    _, heading, rest = old.partition("\n## ")
+    path.write_text(text + heading + rest, encoding="utf-8")
 
 
 def try_all(chosen: Sequence[Source], clones: Path) -> list[Result]:

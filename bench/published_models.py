@@ -25,13 +25,20 @@ from typing import Any
 import yaml
 
 from claw_plan.planner.graph import ModelGraph
-from claw_plan.planner.planning import PlanningRequest, make_plan
+from claw_plan.planner.model_source import load_model
+from claw_plan.planner.problem import Problem, Training
+from claw_plan.planner.score import Scorer
+from claw_plan.planner.search_space import search_space
+from claw_plan.planner.space import Space
+from claw_plan.planner.trace import trace
+from claw_plan.profiles.cluster_file import load_cluster
+from claw_plan.profiles.cost_model import ClusterCostModel
 from claw_plan.profiles.errors import ClawPlanError
+from claw_plan.profiles.trainers import DEFAULT, load_trainers
 from claw_plan.profiles.units import format_ns
 
 CONFIGS = Path(__file__).parent / "published_configs.yaml"
 HEADING = "## Published models at full size"
-SEARCH_LIMIT_S = 60
 ROUNDING = 0.02
 """How far a rounded published count may be from the true one: '66B' is 65.5 to 66.5."""
 
@@ -69,6 +76,7 @@ class Found:
     stated: dict[str, str] | None = None
     whole: dict[str, float] = field(default_factory=dict)
     no_split: str = ""
+    no_pipeline: str = ""
     refusal: str = ""
 
 
@@ -78,31 +86,47 @@ def configs() -> list[Published]:
 
 
 def plan_published(model: Published, folder: Path) -> Found:
-    """Plans the model as the command line would."""
+    """Plans the model: the best of all candidates, as the command line finds it."""
     path = folder / "config.json"
     path.write_text(json.dumps(model.config))
     found = Found(name=model.name)
     try:
-        planned = make_plan(
-            PlanningRequest(
-                model=path,
-                cluster=model.cluster,
-                inputs=model.inputs,
-                global_batch=model.global_batch,
-                time_limit_s=SEARCH_LIMIT_S,
-                output_folder=folder,
-            )
-        )
+        problem = pose(model, path)
+        scorer, space = Scorer(problem), Space(problem, {})
+        ranked = search_space(scorer, space).ranked
     except ClawPlanError as error:
         found.refusal = str(error).replace(f"{folder}/", "")
         return found
-    graph = planned.graph
+    if ranked:
+        best = scorer.score(*ranked[0])
+        found.plan, found.step = best.candidate.short(), format_ns(best.step_time_ns)
+    graph = problem.graph
     found.parameters, found.tp_divides = graph.num_parameters, graph.tp_divides
-    found.plan = planned.best.candidate.short()
-    found.step = format_ns(planned.best.step_time_ns)
     found.split, found.whole = split_of(graph), whole_of(graph)
     found.stated, found.no_split = stated_split(model.config, graph), graph.no_tensor_parallel
+    found.no_pipeline = next(iter(graph.cut_refused.values()), "")
     return found
+
+
+def pose(model: Published, path: Path) -> Problem:
+    """The model in bfloat16 on its cluster, with what the default trainer adds."""
+    loaded = load_model(path, inputs=model.inputs)
+    graph = trace(loaded, seq_len=loaded.seq_len(), dtype="bfloat16")
+    cluster = load_cluster(model.cluster)
+    training = Training(
+        global_batch=model.global_batch,
+        seq_len=graph.seq_len,
+        precision=graph.dtype,
+        optimizer="adamw",
+        memory_headroom=0.1,
+    )
+    return Problem(
+        graph=graph,
+        cluster=cluster,
+        training=training,
+        cost=ClusterCostModel(cluster, None, with_launches=False),
+        trainer=load_trainers()[DEFAULT],
+    )
 
 
 def split_of(graph: ModelGraph) -> dict[str, str]:
@@ -181,7 +205,10 @@ def row(model: Published, found: Found) -> str:
     what = f"| {model.name} | {model.config['model_type']} "
     if found.refusal:
         return f"{what}| - | refused: {found.refusal} | |"
-    plan = f"{model.cluster}, batch {model.global_batch}: {found.plan}; {found.step} a step"
+    plan = f"{found.plan}; {found.step} a step" if found.plan else "none fits"
+    plan = f"{model.cluster}, batch {model.global_batch}: {plan}"
+    if found.no_pipeline:
+        plan += f"; not every cut: {found.no_pipeline}"
     return f"{what}| {counted(model, found)} | {plan} | {judged(found)} |"
 
 

@@ -98,16 +98,24 @@ class LoadedModel:
                 )
 
     def inputs_of(self, module: nn.Module, batch: Batch) -> Batch:
-        """The part of the batch that `forward` takes; what only `loss` reads is left out."""
-        parameters = inspect.signature(module.forward).parameters.values()
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        """The part of the batch that `forward` takes; what only `loss` reads is left out.
+
+        What goes into `**kwargs` is taken to be for `forward` where there is no `loss` to read it.
+        """
+        parameters = [
+            parameter
+            for parameter in inspect.signature(module.forward).parameters.values()
+            if parameter.kind is not parameter.VAR_POSITIONAL
+        ]
+        taken = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+        takes_any = len(taken) < len(parameters)
+        if takes_any and (self.loss_function is None or not taken & batch.keys()):
             return dict(batch)
-        taken = {p.name for p in parameters if p.kind is not p.VAR_POSITIONAL}
         unknown = [name for name in batch if name not in taken]
         missing = [
             p.name
             for p in parameters
-            if p.default is p.empty and p.kind is not p.VAR_POSITIONAL and p.name not in batch
+            if p.default is p.empty and p.name in taken and p.name not in batch
         ]
         if missing or (unknown and self.loss_function is None):
             raise InputError(

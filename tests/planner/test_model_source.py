@@ -156,3 +156,31 @@ def test_shorter_sequences_are_cut_and_longer_ones_refused(tmp_path: Path) -> No
 
 def test_images_have_no_sequence(tmp_path: Path) -> None:
     assert load_model(write(tmp_path, NET), inputs="x=float32[B,3,8,8]").seq_len() is None
+
+
+@pytest.mark.parametrize(
+    ("forward", "loss", "taken"),
+    [
+        ("x, **options", True, ["x"]),
+        ("x, **options", False, ["x", "y"]),
+        ("*args, **options", True, ["x", "y"]),
+    ],
+)
+def test_what_only_the_loss_reads_is_not_put_into_kwargs(
+    tmp_path: Path, forward: str, loss: bool, taken: list[str]
+) -> None:
+    """x-transformers' wrapper hands its **kwargs on to layers that know no labels."""
+    text = f"""
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, {forward}):
+        return None
+
+def example_batch(size):
+    return {{"x": torch.ones(size), "y": torch.ones(size)}}
+"""
+    text += "def loss(output, batch):\n    return batch['y'].mean()\n" * loss
+    (tmp_path / "net.py").write_text(text)
+    model = load_model(tmp_path / "net.py")
+    assert list(model.inputs_of(model.build(), model.example_batch(2))) == taken
