@@ -86,6 +86,15 @@ class RankSizes:
     owned: int = 0
 
     @property
+    def stays_gathered(self) -> bool:
+        """Whether blocks that are freed after a forward stay gathered after a backward.
+
+        Torch's pipeline runtime has it so, up to the reduction after the last.
+        """
+        several = self.accumulates_whole and self.microbatches > 1
+        return several and not self.gathered_after_forward
+
+    @property
     def in_flight(self) -> int:
         """Activations of all microbatches in flight."""
         return sum(chunk.flight * chunk.held + chunk.waiting for chunk in self.chunks)
@@ -179,11 +188,9 @@ def _sharded(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
         before = STORED_BYTES * chunk.trainable_whole if sizes.accumulates_whole else all_shards
         if sizes.accumulates_whole:
             beside = STORED_BYTES * sum(other.trainable_whole for other in others)
+    keeps = sizes.gathered_after_forward or sizes.stays_gathered
     gathered = sum(
-        other.whole
-        if sizes.gathered_after_forward
-        else other.root.whole + sizes.near(other.groups)
-        for other in others
+        other.whole if keeps else other.root.whole + sizes.near(other.groups) for other in others
     )
     static = _moment(static, gradients=beside, gathered=sizes.compute * gathered)
     yield from _sharded_forward(sizes, chunk, static, before)
@@ -217,21 +224,21 @@ def _sharded_forward(
     # What is kept for the whole step is there from the second microbatch's start.
     stays = keeps and sizes.microbatches > 1
     kept = compute * (chunk.whole if stays else chunk.root.whole)
-    # A pipeline's later microbatches find parts kept of blocks that they have not come to.
-    near = sizes.near(groups) if sizes.accumulates_whole else 0
+    near, ahead = 0, sum(group.whole for group in groups)
     for index, peak in enumerate(_forward(sizes, chunk)):
         group = groups[index]
         following = groups[index + 1].whole if index + 1 < len(groups) else 0
         coming = 0 if stays else group.whole + following
-        own = sizes.near([group])
-        beside = near - own if sizes.accumulates_whole else near
-        near = near if sizes.accumulates_whole else near + own
+        if sizes.stays_gathered:
+            coming = ahead
         yield _moment(
             static,
             gradients=gradients,
-            gathered=kept + compute * (coming + beside),
+            gathered=kept + compute * (coming + near),
             activations=peak,
         )
+        near += sizes.near([group])
+        ahead -= group.whole
         kept += compute * group.whole if keeps and not stays else 0
 
 
@@ -243,13 +250,13 @@ def _sharded_backward(
     root, everything = compute * chunk.root.whole, compute * chunk.whole
     # The epilogue is at its largest in the loss, before its parameters' gradients are made.
     tail, made, previous, freed = 0, 0, 0, 0
-    near = sizes.near(groups)  # of the blocks whose backward has not begun
+    near, behind = sizes.near(groups), 0  # of the blocks before and after the one that runs
     for index, peak, after in _backward(chunk, earlier):
         group = groups[index]
         own = compute * group.trainable_whole
         buffer = STORED_BYTES * group.trainable_whole if reduces else 0
         near -= sizes.near([group])
-        coming = compute * (near + (groups[index - 1].whole if index else 0))
+        coming = compute * (near + behind + (groups[index - 1].whole if index else 0))
         sharded = max(before, STORED_BYTES * made)
         if reduces and sizes.accumulates_whole and before:
             sharded = before - freed + STORED_BYTES * made
@@ -260,6 +267,7 @@ def _sharded_backward(
             activations=peak,
         )
         tail = compute * chunk.root_tail
+        coming += compute * group.whole if sizes.stays_gathered else 0
         yield _moment(
             static,
             gradients=sharded + tail + max(own, STORED_BYTES * group.trainable_shard),
@@ -267,6 +275,7 @@ def _sharded_backward(
             activations=after,
         )
         made += group.trainable_shard
+        behind += group.whole if sizes.stays_gathered else 0
         previous = buffer
         freed += buffer  # accumulated gradients, once they are copied into the reduction's input
 

@@ -100,7 +100,7 @@ def test_every_stage_recomputes_its_own_first_blocks(toys):
 def wide(toys, global_batch=4):
     """Four weights of 64 x 64 that outweigh the table and all activations."""
     graph = toys.graph(layers=4, width=64, tied=False)
-    return toys.problem(graph, toys.cluster(devices=4, kind="cpu"), global_batch=global_batch)
+    return toys.problem(graph, toys.cluster(devices=8, kind="cpu"), global_batch=global_batch)
 
 
 WEIGHT, TABLE = 4 * 64 * 64, 4 * 64 * 64
@@ -117,6 +117,15 @@ def test_neighbours_keep_their_part_of_blocks_until_backward(toys, ranks, kept):
         (m for m in moments(sizes, {}) if not m.get("workspace")), key=lambda m: m["gathered"]
     )
     assert moment["gathered"] == TABLE + 2 * WEIGHT + WEIGHT + kept * WEIGHT // 2
+
+
+@pytest.mark.parametrize(("microbatches", "weights"), [(1, 2), (4, 3)])
+def test_blocks_of_a_pipeline_stay_gathered_after_a_backward(toys, microbatches, weights):
+    """Both of the stage's, and what the one before is reduced from; else one is freed by then."""
+    model = Scorer(wide(toys, global_batch=4 * microbatches)).memory
+    sizes = model._sizes(Candidate(pp=2, dp_shard=4), 0, ((0, 3),))
+    gathered = max(moment.get("gathered", 0) for moment in moments(sizes, {}))
+    assert gathered == TABLE + weights * WEIGHT
 
 
 def test_a_group_of_blocks_is_gathered_whole(toys):
