@@ -25,6 +25,9 @@ SAMPLES = click.IntRange(min=1, max=10**7)
 
 FILE = click.Path(path_type=Path)
 
+SEARCHERS = ("auto", "exhaustive", "tpe", "cmaes", "nsga2", "rl", "anneal", "random")
+"""Those of planner.samplers, which brings numpy and is only imported when a plan is made."""
+
 
 def _fraction(context: click.Context, option: click.Parameter, value: float) -> float:
     if not 0 <= value < 1:  # also refuses nan
@@ -129,6 +132,25 @@ PLANNING_OPTIONS = (
         callback=_seconds,
         metavar="S",
         help="Stop searching after so many seconds; the report then says how far from proven.",
+    ),
+    click.option(
+        "--search",
+        type=click.Choice(SEARCHERS),
+        metavar="S",
+        help="Refine the best plan where not all can be tried: cuts, blocks that recompute, "
+        f"bucket sizes. {', '.join(SEARCHERS)}.  [default: no refinement]",
+    ),
+    click.option(
+        "--storage",
+        metavar="S",
+        help="File or database (sqlite:///study.db) that keeps the Optuna study of --search, to "
+        "be resumed.",
+    ),
+    click.option(
+        "--policy",
+        type=FILE,
+        metavar="F",
+        help="A policy trained before, for --search rl.",
     ),
     click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search."
