@@ -76,6 +76,23 @@ class PlanStage(_Part):
     modules: list[str]
 
 
+class PlanRank(_Part):
+    """One rank of a pipeline over unlike devices: which devices, and how they divide it."""
+
+    kind: str
+    devices: list[str]
+    candidate: dict[str, Any]
+
+
+class PlanPipeline(_Part):
+    """One pipeline of a plan on unlike devices; `batch` are its samples of every step."""
+
+    batch: int = Field(gt=0)
+    num_microbatches: int = Field(gt=0)
+    ranks: list[PlanRank]
+    stages: list[PlanStage]
+
+
 class PlanTie(_Part):
     """One parameter under several names; its gradient is summed over the stages that hold it."""
 
@@ -149,7 +166,11 @@ class PlanPrediction(_Part):
 
 
 class Plan(_Part):
-    """A whole plan. `blocks` are the units between which stages may be cut, in order."""
+    """A whole plan. `blocks` are the units between which stages may be cut, in order.
+
+    On unlike devices `mixed` says what each pipeline does; candidate, schedule and stages are
+    then those of the first pipeline's first rank.
+    """
 
     version: Literal[1]
     model: PlanModel
@@ -164,6 +185,7 @@ class Plan(_Part):
     tensor_parallel: list[PlanTensorParallel] = Field(default_factory=list)
     sharding: list[PlanSharding] = Field(default_factory=list)
     communication: list[PlanCommunication] = Field(default_factory=list)
+    mixed: list[PlanPipeline] = Field(default_factory=list)
     prediction: PlanPrediction | None = None
 
     def knobs(self) -> Candidate:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_stages import stage_spans
 from claw_plan.planner.schedules import rank_of_stage, schedule_refusal
 from claw_plan.planner.supported import refusal
+from claw_plan.planner.vocabulary_parallel import STYLES
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping
 
@@ -26,6 +28,12 @@ def check_plan(plan: Plan, where: str) -> Candidate:
 
     `where` (the file) opens every message.
     """
+    if plan.mixed:
+        kinds = dict.fromkeys(rank.kind for line in plan.mixed for rank in line.ranks)
+        raise PlanError(
+            f"{where}: the plan lies on unlike devices ({', '.join(kinds)}), which is simulated "
+            "but not executed yet; plan again with a cluster of one kind of node"
+        )
     try:
         candidate = plan.knobs()
         stage_spans(plan)
@@ -47,6 +55,31 @@ def model_of_plan(plan: Plan, path: Path) -> LoadedModel:
             "plan again, so that times and memory are those of this model"
         )
     return model
+
+
+def check_against_model(graph: ModelGraph, candidate: Candidate, plan: Plan) -> None:
+    """What an edited plan can contradict in the model."""
+    if plan.model.parameters != graph.num_parameters:
+        raise PlanError(
+            f"model.parameters is {plan.model.parameters}, but the model has "
+            f"{graph.num_parameters}; plan again"
+        )
+    tied = {p.names for p in graph.parameters if len(p.names) > 1}
+    if {tuple(tie.parameters) for tie in plan.tied} != tied:
+        named = "; ".join(" = ".join(names) for names in sorted(tied)) or "none"
+        raise PlanError(f"tied must list the model's tied parameters once each: {named}")
+    if candidate.tp > 1 and graph.tp_divides % candidate.tp:
+        raise PlanError(
+            f"candidate.tp is {candidate.tp}, which does not divide {graph.tp_divides} "
+            "(the common divisor of the model's head counts)"
+        )
+    ends = {rule.modules: rule.heads for rule in plan.tensor_parallel if rule.style in STYLES}
+    expected = {rule.module: rule.heads for rule in graph.vocabulary_parallel}
+    if candidate.tp > 1 and ends != expected:
+        named = ", ".join(f"{name} ({rows} rows)" for name, rows in expected.items()) or "none"
+        raise PlanError(
+            f"tensor_parallel must divide those tables and heads that planning divides: {named}"
+        )
 
 
 def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:

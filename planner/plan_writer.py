@@ -95,7 +95,7 @@ def write_plan(
         stages=[
             PlanStage(
                 rank_group=rank_of_stage(candidate.schedule, index, candidate.pp),
-                modules=_stage_modules(graph, start, stop),
+                modules=stage_modules(graph, start, stop),
             )
             for index, (start, stop) in enumerate(scored.cuts)
         ],
@@ -129,7 +129,8 @@ def predict(
     )
 
 
-def _stage_modules(graph: ModelGraph, start: int, stop: int) -> list[str]:
+def stage_modules(graph: ModelGraph, start: int, stop: int) -> list[str]:
+    """The modules of a stage, runs of blocks folded."""
     modules: list[str] = []
     last = len(graph.units) - 1
     if start == 0:
