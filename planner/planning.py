@@ -24,6 +24,7 @@ from claw_plan.planner.plan_check import check_plan, model_of_plan
 from claw_plan.planner.plan_stages import cuts_of_plan
 from claw_plan.planner.plan_writer import write_plan
 from claw_plan.planner.problem import Problem, Training
+from claw_plan.planner.refine import SearchSettings, refine
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import Choice, Searched, search_space
@@ -66,6 +67,9 @@ class PlanningRequest:
     output_folder: Path = Path()
     progress: Progress | None = None
     baseline: Path | None = None
+    search: str | None = None
+    storage: str | None = None
+    policy: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +118,9 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     ranked = _with_given(found, given, request.fix)
     if not ranked:
         raise InfeasiblePlan(infeasible_message(scorer, found))
-    best = scorer.score(*ranked[0])
+    settings = SearchSettings(request.search, request.storage, request.policy, request.seed)
+    refined = refine(scorer, ranked[0], request.fix, settings)
+    best = scorer.score(*refined.choice)
     others = [*ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
     alternatives = [scorer.score(*choice) for choice in others]
     plan = write_plan(
@@ -143,7 +149,7 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
             *_said_of(problem.trainer),
             *problem.graph.assumptions,
         ),
-        reasons=tuple(reasons(scorer, space, found, best)),
+        reasons=(*refined.sentences, *reasons(scorer, space, found, best)),
         given=given,
     )
 
