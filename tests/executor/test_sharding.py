@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from claw_plan.executor.job import VERIFY, Job
 from claw_plan.executor.launch import start_ranks
+from claw_plan.executor.mesh import make_mesh
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import compile_plan
 from claw_plan.executor.ranks import Rank
+from claw_plan.executor.sharding import shard_stage
+from claw_plan.executor.stages import Stage
 from claw_plan.executor.verify import verify_plans
-from claw_plan.executor.whole_model import SINGLE
+from claw_plan.executor.whole_model import SINGLE, loss_of
 
 CPU = torch.device("cpu")
 
@@ -118,3 +123,27 @@ def test_lower_precision_is_computed_by_fsdp_and_stored_in_single(
     layer.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     single.train_step(loaded.example_batch(8))
     assert seen[-1] == torch.float32
+
+
+def test_a_run_of_blocks_is_one_group_and_all_groups_share_a_mesh(
+    tiny_plan: Callable[..., Path],
+) -> None:
+    path = tiny_plan("runs", dp_shard=4, reshard_ranks=2, blocks_per_group=3)
+    plan, loaded = open_plan(path)
+    stage = Stage(loaded.build(), loss_of(loaded))
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    mesh = make_mesh(plan.knobs(), "cpu")
+    shard_stage(stage, plan.blocks, plan, mesh, lowers=True, finds_unreached=False)
+    blocks = [stage.model.get_submodule(name) for name in plan.blocks]
+    first, second, third, last = (block._get_fsdp_state() for block in blocks)  # type: ignore[operator]
+    assert first is second is third is not last
+    for state in (first, last):
+        group = state._fsdp_param_group
+        assert group.post_forward_mesh_info.mesh == mesh.neighbours(2)
+        assert group.post_forward_mesh_info.mesh.shape == (2, 2)
+        for parameter in group.fsdp_params:  # half of the rows, and a quarter where it is at rest
+            rows, *others = parameter._orig_size
+            assert [*parameter.sharded_post_forward_size] == [rows // 2, *others]
+            assert [*parameter.sharded_size] == [rows // 4, *others]
+    assert stage._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info is None  # type: ignore[operator]
+    dist.destroy_process_group()
