@@ -181,8 +181,8 @@ class _Labels:
         label = _Front(
             now, np.maximum(reduced, now), need, np.full_like(now, option), np.arange(len(now))
         )
-        kept = self._may_win(label, below, option)
-        label = _Front(*(column[kept] for column in label))
+        may_win = self._may_win(label, below, option)
+        label = _Front(*(column[may_win] for column in label))
         kept = _undominated(label)
         return _Front(*(column[kept] for column in label))
 
@@ -197,7 +197,8 @@ class _Labels:
         backward = np.floor(bound - 1).astype(np.int64)
         reduced = np.maximum(label.reduced_ns, backward) + self._choices.ends.root_reduce_ns
         step = self._choices.ends.step_ns(backward, reduced)
-        return (step < self._known_ns) & (needs <= self._room)
+        wins: NDArray[np.bool_] = (step < self._known_ns) & (needs <= self._room)
+        return wins
 
     def _finish(self, fronts: list[_Front]) -> Assignment | None:
         """The best of the last labels, followed back; else the one that was known."""

@@ -65,8 +65,8 @@ class SearchSettings:
 class PlanChoices:
     """The plans around one. Knobs that are pinned, or cannot act, are no variables.
 
-    What is not offered, and cuts that cross, miss all the memory there is; of what does not fit
-    no time is known.
+    What is not offered, and cuts that cross, miss all the memory there is. What does not fit is
+    not simulated and counts with the base's time, what cannot be the best with its lower bound.
     """
 
     scorer: Scorer
@@ -78,7 +78,7 @@ class PlanChoices:
     def knobs(self) -> tuple[tuple[Knobs, ...], ...]:
         """The options of each variable that sets knobs, the base's own among them."""
         base = self.base[0]
-        offered = [
+        offered: list[list[Knobs]] = [
             [(("recompute", mode), ("recompute_blocks", n)) for mode, n in self._recomputes()],
             [(("reshard_ranks", ranks),) for ranks in self._reshard_ranks()],
             [(("blocks_per_group", blocks),) for blocks in GROUPS],
@@ -135,6 +135,11 @@ class PlanChoices:
         return self.scorer.memory.capacity_bytes(self.base[0])
 
     @cached_property
+    def base_ns(self) -> int:
+        """The base's simulated step."""
+        return self.scorer.step_time_ns(*self.base)
+
+    @cached_property
     def features(self) -> Features:
         """Which variable moves a cut, and how far an option is from the base."""
         sizes, start = self.sizes, self.start
@@ -160,24 +165,29 @@ class PlanChoices:
         return candidate, tuple(pairwise(self.edges[bound] for bound in bounds))
 
     def scores(self, assignments: Int) -> Scores:
-        """Of each row; what fits is simulated."""
+        """Of each row; what fits and may be the best is simulated."""
         found = [self._score(self.choice(row)) for row in assignments.tolist()]
         columns = np.array(found, np.int64).reshape(-1, 2)
         return Scores(columns[:, 0], columns[:, 1])
 
     def _score(self, choice: Choice | None) -> tuple[int, int]:
         if choice is None:
-            return 0, self.capacity_bytes
+            return self.base_ns, self.capacity_bytes
         if choice not in self._known:
             self._known[choice] = self._judge(choice)
         return self._known[choice]
 
     def _judge(self, choice: Choice) -> tuple[int, int]:
+        """A plan whose lower bound is no better than the best so far is not simulated."""
         ranks = self.scorer.memory.stages(*choice)
         missing = max(0, *(rank.peak_bytes - rank.capacity_bytes for rank in ranks))
         if missing:
-            return 0, missing
-        return self.scorer.step_time_ns(*choice), 0
+            return self.base_ns, missing
+        best = min((ns for ns, short in self._known.values() if not short), default=self.base_ns)
+        path = self.scorer.bounds.stage_path(choice[0])
+        assert path is not None, "the base has as many stages"
+        bound = self.scorer.bounds.candidate_ns(choice[0], replace(path, cuts=choice[1]))
+        return (bound if bound >= best else self.scorer.step_time_ns(*choice)), 0
 
     def solve(self) -> Assignment | None:
         """No exact method is known."""
@@ -213,7 +223,7 @@ def refine(
         storage=settings.storage,
         policy=settings.policy,
     )
-    before = scorer.step_time_ns(*base)
+    before = choices.base_ns
     better = choices.choice(answer.assignment)
     found = better if better is not None and answer.fits and answer.time_ns < before else base
     said = _said(searcher, len(choices.sizes), base, found, before, answer.time_ns)

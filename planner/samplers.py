@@ -80,7 +80,7 @@ def searcher_of(searcher: str, storage: str | None, policy: Path | None) -> Sear
         from claw_plan.planner.policy_search import policy_searcher
 
         return policy_searcher(policy)
-    return {"auto": _solve_or_anneal, "anneal": anneal}[searcher]
+    return anneal if searcher == "anneal" else _solve_or_anneal
 
 
 def _try_all(evaluations: Evaluations) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,17 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.samplers import BaseSampler
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from claw_plan.planner.choices import Assignment, Choices, Evaluations
 from claw_plan.planner.errors import PlanError
 
 MISSING = "missing_bytes"
-"""The constraint's name."""
+"""The constraint's name, and the attribute's by which a resumed study knows what fits."""
 
 
-def optuna_searcher(name: str, storage: str | None) -> Any:
+def optuna_searcher(name: str, storage: str | None) -> Callable[[Evaluations, int], None]:
     """A searcher of that name; with a storage (a database's URL or a journal file) it resumes."""
 
     def search(evaluations: Evaluations, seed: int) -> None:
@@ -39,9 +40,12 @@ def optuna_searcher(name: str, storage: str | None) -> Any:
             trial = study.ask(distributions)
             values = tuple(trial.params[key] for key in distributions)
             scores = evaluations.ask([values])
-            trial.set_constraint(MISSING, float(scores.excess_bytes[0]))
-            is_constrained = name != "cmaes"
-            value = scores.time_ns[0] if is_constrained else evaluations.cost(scores)[0]
+            trial.set_user_attr(MISSING, int(scores.excess_bytes[0]))
+            if name == "cmaes":
+                value = evaluations.cost(scores)[0]
+            else:
+                trial.set_constraint(MISSING, float(scores.excess_bytes[0]))
+                value = scores.time_ns[0]
             study.tell(trial, float(value))
 
     return search
@@ -70,9 +74,7 @@ def _study(name: str, storage: str | None, evaluations: Evaluations, seed: int) 
         study_name=title, storage=kept, sampler=sampler, load_if_exists=True
     )
     if old:
-        best = min(
-            old, key=lambda trial: (trial.constraints.get(MISSING, 0.0), trial.value or 0.0)
-        )
+        best = min(old, key=lambda trial: (trial.user_attrs[MISSING], trial.value or 0.0))
         evaluations.ask([tuple(best.params.values())])
     else:
         study.enqueue_trial(_params(evaluations.choices, evaluations.best.assignment))
@@ -85,7 +87,9 @@ def _params(choices: Choices, assignment: Assignment) -> dict[str, Any]:
 
 def _sampler(name: str, seed: int, evaluations: Evaluations) -> BaseSampler:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # Where CMA-ES starts is set by x0, which Optuna 5 warns of and 6 will take away.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # the margin
         if name == "tpe":
             return optuna.samplers.TPESampler(seed=seed)
         if name == "nsga2":
@@ -115,15 +119,12 @@ def _storage(storage: str | None) -> optuna.storages.BaseStorage | None:
     """A database by its URL, else a journal in a file."""
     if storage is None:
         return None
-    try:
-        if "://" in storage:
-            return optuna.storages.get_storage(storage)
-        folder = Path(storage).absolute().parent
-        if not folder.is_dir():
-            raise PlanError(f"--storage {storage}: there is no folder {str(folder)!r}")
-        backend = optuna.storages.journal.JournalFileBackend(storage)
-        return optuna.storages.JournalStorage(backend)
-    except (OSError, ValueError, ImportError) as error:
-        raise PlanError(
-            f"--storage {storage}: {error}; give a file, or a database as sqlite:///study.db"
-        ) from None
+    kind, is_url, rest = storage.partition(":///")
+    path = Path(rest if is_url else storage)
+    if "://" in storage and kind != "sqlite":
+        raise PlanError(f"--storage {storage}: give a file, or a database as sqlite:///study.db")
+    if not path.absolute().parent.is_dir():
+        raise PlanError(f"--storage {storage}: there is no folder {str(path.absolute().parent)!r}")
+    if is_url:
+        return optuna.storages.get_storage(storage)
+    return optuna.storages.JournalStorage(JournalFileBackend(str(path)))

@@ -64,7 +64,7 @@ def test_cuts_that_cross_and_plans_that_do_not_fit_are_missing_memory(toys):
     assert choices.choice(before_the_first) is None
     scores = choices.scores(np.array([before_the_first, choices.start]))
     assert scores.excess_bytes.tolist() == [choices.capacity_bytes, 0]
-    assert scores.time_ns[1] == scorer.step_time_ns(*base)
+    assert scores.time_ns.tolist() == 2 * [scorer.step_time_ns(*base)]
 
 
 def test_buckets_are_chosen_where_replicas_reduce_them(toys):

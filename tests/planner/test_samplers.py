@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from claw_plan.cli import options
 from claw_plan.planner.choices import Scores
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.samplers import SEARCHERS, search_choices
@@ -101,3 +102,7 @@ def test_auto_takes_the_exact_method_where_there_is_one():
 def test_what_does_not_go_together_is_refused(settings, why):
     with pytest.raises(PlanError, match=why):
         search_choices(Knapsack(4, 50), **settings)
+
+
+def test_the_command_line_offers_the_searchers():
+    assert options.SEARCHERS == SEARCHERS
