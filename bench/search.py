@@ -35,7 +35,7 @@ from claw_plan.planner.model_source import load_model
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.search_space import search_space
+from claw_plan.planner.search_space import may_be_cut_otherwise, search_space
 from claw_plan.planner.space import Space
 from claw_plan.planner.supported import RECOMPUTE, refusal
 from claw_plan.planner.trace import trace
@@ -174,7 +174,7 @@ def cut_that_fits(scorer: Scorer, candidate: Candidate) -> Cuts | None:
     path = scorer.bounds.stage_path(candidate)
     if path is None or scorer.memory.fits(candidate, path.cuts):
         return path.cuts if path is not None else None
-    if candidate.pp == 1 or candidate.stages_per_rank > 1:
+    if not may_be_cut_otherwise(candidate):
         return None
     path = scorer.bounds.stage_path(candidate, make_fits(scorer.memory, candidate))
     return path.cuts if path is not None else None

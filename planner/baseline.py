@@ -16,9 +16,10 @@ from claw_plan.planner.baselines.setting import NODE, REST, Setting
 from claw_plan.planner.bound import Cuts
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.members import divisors
+from claw_plan.planner.pinned import MOST_MICROBATCHES
 from claw_plan.planner.schedules import schedule_refusal
 from claw_plan.planner.score import Scored, Scorer
-from claw_plan.planner.space import MOST_MICROBATCHES, divisors
 from claw_plan.planner.supported import refusal
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.units import format_bytes

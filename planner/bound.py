@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,26 @@ from claw_plan.planner.stage_cut import Fits, cut_chain
 from claw_plan.simulator.task_graph import Int
 
 Cuts = tuple[tuple[int, int], ...]
+
+
+class UnitTime(NamedTuple):
+    """A unit's forward, its whole backward and that in two parts, and what runs again before it.
+
+    Where the schedule does not tell the parts apart, the first is the whole.
+    """
+
+    forward: int
+    whole: int
+    inputs: int
+    weights: int
+    again: int
+
+    def balanced(self, candidate: Candidate) -> int:
+        """What cuts are to divide evenly: all that runs, or where each stage runs some blocks
+        again the rest.
+        """
+        work = self.forward + min(self.whole, self.inputs + self.weights)
+        return work if candidate.recompute_blocks else work + self.again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +104,8 @@ def _cut_key(candidate: Candidate) -> tuple[object, ...]:
     schedule = schedule_of(candidate.schedule)
     return (
         candidate.tp, candidate.sequence_parallel, candidate.microbatch_size,
-        candidate.recompute, candidate.stages_per_rank, schedule.places_v,
-        schedule.splits_backward,
+        candidate.recompute, candidate.recompute_blocks, candidate.stages_per_rank,
+        schedule.places_v, schedule.splits_backward,
     )  # fmt: skip
 
 
@@ -116,20 +137,24 @@ class Bounds:
 
     def _cut(self, candidate: Candidate, fits: Fits | None) -> StagePath | None:
         graph, ranks, per_rank = self.problem.graph, candidate.pp, candidate.stages_per_rank
-        times = self.unit_times(candidate)
+        times = [self.structure_times(candidate)[unit.structure] for unit in graph.units]
         last = len(graph.units) - 1
         may_start = [unit for unit in range(2, last) if unit not in graph.cut_refused]
-        total = [f + min(whole, i + w) for f, whole, i, w in times]
+        total = [time.balanced(candidate) for time in times]
         if fits is None:
             cuts = even_cuts(total, ranks * per_rank, may_start)
         else:
             cuts = cut_chain(total, ranks * per_rank, may_start, fits)
         if cuts is None:
             return None
-        up, whole, inputs, weights = (
+        up, whole, inputs, weights, again = (
             [0, *accumulate(column)] for column in zip(*times, strict=True)
         )
-        backward = [whole[stop] - whole[start] for start, stop in cuts]
+        spans = [self.problem.recomputed_units(candidate, *cut) for cut in cuts]
+        backward = [
+            whole[stop] - whole[start] + again[span.stop] - again[span.start]
+            for (start, stop), span in zip(cuts, spans, strict=True)
+        ]
         early, late = list(backward), [0] * len(cuts)
         if schedule_of(candidate.schedule).splits_backward:
             early[0], late[0] = 0, backward[0]
@@ -153,20 +178,24 @@ class Bounds:
         The parts are only told apart where the schedule does.
         """
         times = self.structure_times(candidate)
-        return [times[unit.structure] for unit in self.problem.graph.units]
+        each = {
+            structure: (t.forward, t.whole + t.again, t.inputs + t.again, t.weights)
+            for structure, t in times.items()
+        }
+        return [each[unit.structure] for unit in self.problem.graph.units]
 
-    def structure_times(self, candidate: Candidate) -> dict[int, tuple[int, int, int, int]]:
-        """The same of each structure of units, in the order of the chain."""
+    def structure_times(self, candidate: Candidate) -> dict[int, UnitTime]:
+        """What the passes of each structure of units take, in the order of the chain."""
         return self._per_structure(candidate, _pass_floor_ns)
 
     def _per_structure(
         self, candidate: Candidate, of: Callable[[PassTime], int]
-    ) -> dict[int, tuple[int, int, int, int]]:
+    ) -> dict[int, UnitTime]:
         """A figure of the passes of each structure of units."""
         graph, pass_time, part = self.problem.graph, self.problem.pass_time, self.problem.part_time
         size = (variant_of(candidate), candidate.microbatch_size, candidate.tp)
         splits = schedule_of(candidate.schedule).splits_backward and candidate.recompute == "none"
-        found: dict[int, tuple[int, int, int, int]] = {}
+        found: dict[int, UnitTime] = {}
         last = len(graph.units) - 1
         for index, structure in self._structures:
             up, down = (of(pass_time(index, *size, backward)) for backward in (False, True))
@@ -175,7 +204,7 @@ class Bounds:
             again = 0
             if candidate.recompute != "none" and 0 < index < last:
                 again = of(self.problem.recompute_time(index, *size, candidate.recompute))
-            found[structure] = (up, down + again, inputs + again, weights)
+            found[structure] = UnitTime(up, down, inputs, weights, again)
         return found
 
     @cached_property
@@ -190,8 +219,9 @@ class Bounds:
         """The crudest path bound: stages as equal as no cut can make them."""
         key = _cut_key(candidate)
         if key not in self._totals:
+            times = self.structure_times(candidate)
             self._totals[key] = sum(
-                f + min(whole, i + w) for f, whole, i, w in self.unit_times(candidate)
+                times[unit.structure].balanced(candidate) for unit in self.problem.graph.units
             )
         total = self._totals[key]
         count = candidate.num_microbatches(self.problem.training.global_batch)
@@ -289,13 +319,13 @@ class Bounds:
 
     def _work(self, candidate: Candidate, path: StagePath) -> Work:
         """All passes of the candidate, for playing its schedule."""
-        stages = len(path.cuts)
-        key = (*_cut_key(candidate), stages)
+        cuts = path.cuts if candidate.recompute_blocks else len(path.cuts)
+        key = (*_cut_key(candidate), cuts)
         if key not in self._passes:
             self._passes[key] = (
-                np.array(self.unit_times(candidate), np.int64).T.copy(),
-                np.array(self._unit_kernels(candidate), np.int64).T.copy(),
-                _columns(stages, recomputes=candidate.recompute != "none"),
+                self._pass_columns(candidate, path.cuts, _pass_floor_ns),
+                self._pass_columns(candidate, path.cuts, lambda time: time.compute_ns),
+                _columns(len(path.cuts), recomputes=candidate.recompute != "none"),
             )
         passes, kernels, column = self._passes[key]
         accumulate_ns = [self._data.accumulate_ns(candidate, *cut) for cut in path.cuts]
@@ -308,10 +338,16 @@ class Bounds:
             send_ns=np.array(self._send_ns(candidate, path.cuts), np.int64),
         )
 
-    def _unit_kernels(self, candidate: Candidate) -> list[tuple[int, int, int, int]]:
-        """As `unit_times`, without exchanges."""
-        kernels = self._per_structure(candidate, lambda time: time.compute_ns)
-        return [kernels[unit.structure] for unit in self.problem.graph.units]
+    def _pass_columns(
+        self, candidate: Candidate, cuts: Cuts, of: Callable[[PassTime], int]
+    ) -> Int:
+        """A figure of every unit's passes [kind, unit]; what runs again is in whole backwards."""
+        times = self._per_structure(candidate, of)
+        each = np.array([times[unit.structure] for unit in self.problem.graph.units], np.int64).T
+        for cut in cuts:
+            span = self.problem.recomputed_units(candidate, *cut)
+            each[1, span.start : span.stop] += each[-1, span.start : span.stop]
+        return each[:-1].copy()
 
     def _send_ns(self, candidate: Candidate, cuts: Cuts) -> list[int]:
         """The message between each stage and the next."""
@@ -334,5 +370,7 @@ class Bounds:
             if schedule_of(candidate.schedule).places_v:
                 earlier = min(homes[stage : stage + 2])
             nodes = 1 + crosses_node(candidate, earlier, per_node)
-            costs.append(floor_ns(self.problem.collective("send", size, 2, nodes)))
+            beside = self.problem.senders_beside(candidate, homes[stage], nodes)
+            cost = self.problem.collective("send", size, 2, nodes, beside=beside)
+            costs.append(floor_ns(cost))
         return costs

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import (
@@ -24,13 +25,20 @@ from claw_plan.planner.lower_data import (
 )
 from claw_plan.planner.memory_states import COPIED, SHARDED, kind_of
 from claw_plan.planner.offload import host_step_ns
-from claw_plan.planner.placement import group_nodes
+from claw_plan.planner.placement import group_nodes, near_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem, optimizer_work
 from claw_plan.planner.schedule_bound import Traffic
-from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes
+from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes, joined, runs_of
 from claw_plan.profiles.cost import CollectiveCost
+from claw_plan.simulator.task_graph import Int
 
 Cuts = tuple[tuple[int, int], ...]
+
+_Ranks = tuple[int, int]
+"""Ranks of a group, and the nodes that they are on."""
+
+_Among = tuple[_Ranks, _Ranks, _Ranks, int]
+"""dp_shard, dp_replicate, what `reshard_ranks` makes of dp_shard, and blocks gathered together."""
 
 
 class GroupTraffic(NamedTuple):
@@ -42,6 +50,9 @@ class GroupTraffic(NamedTuple):
     reduce_ns: int = 0
     sum_ns: int = 0
     reduce_alone_ns: int = 0
+    near_ns: int = 0
+    near_alone_ns: int = 0
+    keep_ns: int = 0
 
 
 NOTHING = GroupTraffic()
@@ -81,16 +92,30 @@ class DataBounds:
         stages = [self.traffic(candidate, *cut) for cut in cuts]
         groups = [*(unit for stage in stages for unit in stage.units), *(s.root for s in stages)]
         columns = dict(zip(GroupTraffic._fields, np.array(groups, np.int64).T.copy(), strict=True))
+        run, ends_run = self._runs(candidate, cuts)
         overlaps = self.problem.cluster.backend != "gloo"
         is_alone, zero = candidate.pp == 1, candidate.zero
         return Traffic(
             **columns,
             is_beside=np.array([overlaps and candidate.dp_shard > 1, overlaps]),
+            run=run,
+            ends_run=ends_run,
+            keeps_near=candidate.reshard_ranks > 0,
             frees_after_forward=zero == 3,
             frees_after_backward=is_alone and zero == 3,
             reduces_always=is_alone and zero > 1,
             loss=self.problem.trainer.overlap_loss,
         )
+
+    def _runs(self, candidate: Candidate, cuts: Cuts) -> tuple[Int, NDArray[np.bool_]]:
+        """The first unit of what each unit is gathered with, and whether it is the last of it."""
+        last = len(self.problem.graph.units) - 1
+        run, ends_run = np.arange(last + 1), np.ones(last + 1, np.bool_)
+        for cut in cuts:
+            for units in runs_of(*cut, last, candidate.blocks_per_group):
+                run[units.start : units.stop] = units.start
+                ends_run[units.start : units.stop - 1] = False
+        return run, ends_run
 
     def _is_sharded(self, candidate: Candidate) -> bool:
         return kind_of(self.problem, candidate) == SHARDED
@@ -102,6 +127,8 @@ class DataBounds:
         per_node = self.problem.devices_per_node
         shard = candidate.dp_shard, group_nodes(candidate, "dp_shard", per_node)
         replicate = candidate.dp_replicate, group_nodes(candidate, "dp_replicate", per_node)
+        ranks = candidate.reshard_ranks
+        near = ranks, near_nodes(candidate, per_node) if ranks else 0
         count = candidate.num_microbatches(self.problem.training.global_batch)
         gathers = root_gathers = reduces = 1
         if candidate.pp == 1:
@@ -110,33 +137,40 @@ class DataBounds:
             gathers, root_gathers = 2 * count, count
         elif candidate.zero == 3:  # blocks are cut after a forward, not after a backward
             gathers = count + 1
-        times = gathers, root_gathers, reduces
-        key = (start, stop, candidate.tp, shard, replicate, times)
+        nears = 0
+        if ranks:  # of what was cut after a forward: pipelines gather the first time only in full
+            nears = gathers // 2 if candidate.pp == 1 else gathers - 1
+        times = gathers - nears, nears, root_gathers, reduces
+        groups = shard, replicate, near, candidate.blocks_per_group
+        key = (start, stop, candidate.tp, groups, times)
         if key not in self._traffic:
             self._traffic[key] = self._stage_traffic(*key)
         return self._traffic[key]
 
     def _stage_traffic(
-        self, start: int, stop: int, tp: int, shard: tuple[int, int], replicate: tuple[int, int],
-        times: tuple[int, int, int],
-    ) -> StageTraffic:  # fmt: skip
+        self, start: int, stop: int, tp: int, among: _Among, times: tuple[int, int, int, int]
+    ) -> StageTraffic:
+        shard, replicate, near, blocks = among
         groups = self.shards.groups(start, stop, tp, shard[0])
-        alike = {size: self._group(size, shard, replicate) for size in set(groups.values())}
+        if blocks > 1:
+            last = len(self.problem.graph.units) - 1
+            groups = joined(groups, runs_of(start, stop, last, blocks))
+        alike = {size: self._group(size, shard, replicate, near) for size in set(groups.values())}
         units = [alike.get(groups.get(unit, GroupSize()), NOTHING) for unit in range(start, stop)]
         root = alike[groups[ROOT]]
-        gathers, root_gathers, reduces = times
+        gathers, nears, root_gathers, reduces = times
         blocks_ns = sum(unit.reduce_ns for unit in units)
         summed_ns = root.sum_ns + sum(unit.sum_ns for unit in units)
-        gathered_ns = root_gathers * root.gather_ns
+        gathered_ns = sum(gathers * unit.gather_ns + nears * unit.near_ns for unit in units)
         return StageTraffic(
             units=units,
             root=root,
-            gather_ns=gathered_ns + gathers * sum(unit.gather_ns for unit in units),
+            gather_ns=root_gathers * root.gather_ns + gathered_ns,
             reduce_ns=reduces * (root.reduce_ns + blocks_ns) + summed_ns,
         )
 
     def _group(
-        self, size: GroupSize, shard: tuple[int, int], replicate: tuple[int, int]
+        self, size: GroupSize, shard: _Ranks, replicate: _Ranks, near: _Ranks
     ) -> GroupTraffic:
         if not size.whole:
             return NOTHING
@@ -145,10 +179,16 @@ class DataBounds:
             self.problem.trainer.gradient_bytes,
         )
         gather_ns = self.problem.memory_op_ns((STORED_BYTES + compute) * size.shard)
-        alone_ns = reduce_alone_ns = copied_ns = 0
+        alone_ns = reduce_alone_ns = copied_ns = near_ns = near_alone_ns = keep_ns = 0
         if shard[0] > 1:
-            alone_ns = self._floor_ns("all_gather", compute * size.shard * shard[0], shard)
-            gather_ns += alone_ns + self._copy_ns(GATHER_COPY, 2 * compute * size.whole, "forward")
+            whole = compute * size.shard * shard[0]
+            copy_ns = self._copy_ns(GATHER_COPY, 2 * compute * size.whole, "forward")
+            alone_ns = self._floor_ns("all_gather", whole, shard)
+            gather_ns += alone_ns + copy_ns
+            if near[0]:
+                keep_ns = self.problem.memory_op_ns(2 * (whole // near[0]))
+                near_alone_ns = self._floor_ns("all_gather", whole, near)
+                near_ns = keep_ns + near_alone_ns + copy_ns
         if size.trainable_whole:
             moved = (compute + gradient) * size.trainable_whole
             copied_ns = self._copy_ns(REDUCE_COPY, moved, "backward")
@@ -162,6 +202,9 @@ class DataBounds:
             reduce_ns=0 if casts else copied_ns + reduce_alone_ns,
             sum_ns=self._floor_ns("all_reduce", gradient * size.trainable_shard, replicate),
             reduce_alone_ns=reduce_alone_ns,
+            near_ns=near_ns,
+            near_alone_ns=near_alone_ns,
+            keep_ns=keep_ns,
         )
 
     def _floor_ns(self, op: str, size_bytes: int, group: tuple[int, int]) -> int:

@@ -126,8 +126,8 @@ def _smallest_of_groups(scorer: Scorer, found: Searched) -> Iterator[Choice]:
     """Of the groups that were pruned whole, those that need least under each pp and tp."""
     table, rows = found.space.table, np.array(found.pruned_rows, np.int64)
     keys = (
-        -table.sequence_parallel, -table.recompute, table.microbatch_size, -table.dp,
-        table.tp, table.pp,
+        table.recompute_blocks != 0, -table.sequence_parallel, -table.recompute,
+        table.microbatch_size, -table.dp, table.tp, table.pp,
     )  # fmt: skip
     rows = rows[np.lexsort([key[rows] for key in keys])]
     split = table.pp[rows] * (int(table.tp.max()) + 1) + table.tp[rows]

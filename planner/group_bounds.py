@@ -8,6 +8,7 @@ group above that floor is pruned whole.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -16,9 +17,9 @@ from numpy.typing import NDArray
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Parameter
-from claw_plan.planner.group_table import SCHEDULE_NAMES, Int, numbered
+from claw_plan.planner.group_table import SCHEDULE_NAMES, SOME, Int, numbered
 from claw_plan.planner.memory_states import CONTEXT_BYTES
-from claw_plan.planner.pipeline_bound import Chain, Pipelines, bound_pipelines
+from claw_plan.planner.pipeline_bound import CUT, WORK, Chain, Pipelines, bound_pipelines
 from claw_plan.planner.problem import STORED_BYTES
 from claw_plan.planner.schedules import SCHEDULES, least_in_flight
 from claw_plan.planner.score import Scorer
@@ -56,13 +57,20 @@ class GroupBounds:
         """The crudest bound of every group, as `Bounds.even_ns`."""
         if not len(self._table):
             return np.zeros(0, np.int64)
-        total = self._chain.times_ns[:, -1, -1][self._times]
+        whole = self._table.recompute_blocks == 0
+        ends = self._chain.times_ns[self._times, :, -1]
+        total = np.where(whole, ends[:, CUT], ends[:, WORK])
         work = self._table.microbatches * -(-total // self._table.pp)
         return np.where(self._splits, work, np.maximum(total, work))
 
-    def cut(self, rows: Int) -> tuple[Int, NDArray[np.bool_]]:
-        """The path bound of the best cut of each row, and whether memory does not rule it out."""
+    def cut(self, rows: Int, blocks: Int | None = None) -> tuple[Int, NDArray[np.bool_]]:
+        """The path bound of the best cut of each row, and whether memory does not rule it out.
+
+        `blocks` are how many run again in each; without it a row of several groups gets the time
+        of the least and the memory of the most.
+        """
         table = self._table
+        again = table.recompute_blocks[rows] if blocks is None else blocks
         layout_rows, layout = numbered(
             table.schedule[rows], table.pp[rows], table.microbatches[rows],
             table.stages_per_rank[rows],
@@ -74,6 +82,8 @@ class GroupBounds:
             places_v=self._places_v[table.schedule[rows]],
             splits=self._splits[rows],
             is_recomputed=self._is_recomputed[rows],
+            runs_again=np.where(again == SOME, 1, again),
+            remakes=np.where(again == SOME, 0, again),
             capacity_bytes=self._free_bytes(rows),
             times=self._times[rows],
             held=self._held[rows],
@@ -155,16 +165,23 @@ class GroupBounds:
             ],
             np.int64,
         )
-        forward, whole, inputs, weights = np.moveaxis(times, 2, 0)
-        balanced = forward + np.minimum(whole, inputs + weights)
-        each = np.stack([forward, whole, inputs, weights, balanced], axis=1)[:, :, structures]
+        forward, whole, inputs, weights, again = np.moveaxis(times, 2, 0)
+        work = forward + np.minimum(whole, inputs + weights)
+        columns = [forward, whole, inputs, weights, work, work + again, again]
+        each = np.stack(columns, axis=1)[:, :, structures]
         totals = np.zeros((*each.shape[:2], len(units) + 1), np.int64)
         np.cumsum(each, axis=2, out=totals[:, :, 1:])
         return totals
 
-    def _unit_bytes(self, base: Candidate) -> list[int]:
+    def _unit_bytes(self, base: Candidate) -> list[list[int]]:
         memory, units = self._scorer.memory, len(self._problem.graph.units)
-        return [0, *accumulate(unit.holds for unit in memory.units(base, 0, units))]
+        return [
+            [0, *accumulate(unit.holds for unit in memory.units(each, 0, units))]
+            for each in (
+                replace(base, recompute="none", recompute_blocks=0),
+                replace(base, recompute_blocks=0),
+            )
+        ]
 
     def _sharded_bytes(self) -> tuple[Int, Int]:
         """Parameters as all of dp shards them, and their gradients."""

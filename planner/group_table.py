@@ -19,6 +19,9 @@ Int = NDArray[np.int64]
 
 SCHEDULE_NAMES = tuple(SCHEDULES)
 
+SOME = -1
+"""In the column `recompute_blocks`: a row for each number of blocks short of all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -34,9 +37,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTable:
-    """One row a group. `schedule` and `recompute` index SCHEDULE_NAMES and RECOMPUTE.
+    """One row a group, or with SOME blocks run again several groups, told apart when needed.
 
-    `size` is the number of candidates of the group.
+    `schedule` and `recompute` index SCHEDULE_NAMES and RECOMPUTE. `size` is the number of
+    candidates of the row.
     """
 
     pp: Int
@@ -48,6 +52,7 @@ class GroupTable:
     stages_per_rank: Int
     size: Int
     recompute: Int
+    recompute_blocks: Int
     sequence_parallel: Int
 
     def __len__(self) -> int:
@@ -58,8 +63,8 @@ class GroupTable:
         """Devices that each group uses."""
         return self.pp * self.tp * self.dp
 
-    def group(self, row: int, bucket_bytes: int) -> Group:
-        """The group of a row."""
+    def group(self, row: int, bucket_bytes: int, blocks: int, size: int) -> Group:
+        """The group of a row, where so many blocks of each stage run again."""
         base = Candidate(
             pp=int(self.pp[row]),
             tp=int(self.tp[row]),
@@ -68,10 +73,11 @@ class GroupTable:
             schedule=SCHEDULE_NAMES[self.schedule[row]],
             stages_per_rank=int(self.stages_per_rank[row]),
             recompute=RECOMPUTE[self.recompute[row]],
+            recompute_blocks=blocks,
             sequence_parallel=bool(self.sequence_parallel[row]),
             bucket_bytes=bucket_bytes,
         )
-        return Group(base=base, microbatches=int(self.microbatches[row]), size=int(self.size[row]))
+        return Group(base=base, microbatches=int(self.microbatches[row]), size=size)
 
 
 def table_of(columns: list[Int]) -> GroupTable:
@@ -81,11 +87,14 @@ def table_of(columns: list[Int]) -> GroupTable:
     return GroupTable(**dict(zip(names, whole, strict=True)))
 
 
-def numbered(*columns: Int) -> tuple[Int, Int]:
-    """The first row of each distinct combination, in order, and which of them each row has."""
+def numbered(*columns: Int | NDArray[np.bool_]) -> tuple[Int, Int]:
+    """The first row of each distinct combination, in order, and which of them each row has.
+
+    Entries are at least -1.
+    """
     which = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        which = _dense(which * (int(column.max(initial=0)) + 1) + column)
+        which = _dense(which * (int(column.max(initial=0)) + 2) + column + 1)
     rows = np.empty(int(which.max(initial=-1)) + 1, np.int64)
     rows[which[::-1]] = np.arange(len(which))[::-1]  # of several the last written stays
     return rows, which

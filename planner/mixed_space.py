@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from claw_plan.planner.bound import Bounds
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds
+from claw_plan.planner.members import divisors
 from claw_plan.planner.mixed_cut import Arrangement, Chain, legal_starts
 from claw_plan.planner.mixed_kinds import Kind
 from claw_plan.planner.mixed_plan import MixedCandidate, MixedRank, Pipeline
 from claw_plan.planner.mixed_score import MixedScorer
+from claw_plan.planner.pinned import MOST_MICROBATCHES
 from claw_plan.planner.shards import local_numel
-from claw_plan.planner.space import MOST_MICROBATCHES, divisors
 from claw_plan.simulator.task_graph import Int
 
 RECOMPUTE = ("none", "full")

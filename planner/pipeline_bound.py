@@ -18,21 +18,25 @@ from numpy.typing import NDArray
 from claw_plan.simulator.engine import compiled
 from claw_plan.simulator.task_graph import Int
 
-FORWARD, WHOLE, INPUTS, WEIGHTS, CUT = range(5)
-"""Columns of `Chain.times_ns`: a forward, a whole backward, its two parts, what cuts balance."""
+FORWARD, WHOLE, INPUTS, WEIGHTS, WORK, CUT, AGAIN = range(7)
+"""Columns of `Chain.times_ns`: a forward, a whole backward, its two parts, all of these, that
+with what runs again, and what runs again alone."""
+
+KEPT, WITH_AGAIN = range(2)
+"""Rows of `Chain.held_bytes`: where nothing runs again, and where all blocks do."""
 
 
 class Chain(NamedTuple):
     """Running totals over the units, each table with one row a variant.
 
     `edges` are the units at which a stage may start or end. `held_bytes` are activations of one
-    microbatch, `stored_bytes` what is there all the time, `whole_bytes` and `shard_bytes` the
-    gradients that add up over microbatches, whole or sharded.
+    microbatch, without and with recompute, `stored_bytes` what is there all the time,
+    `whole_bytes` and `shard_bytes` the gradients that add up over microbatches, whole or sharded.
     """
 
     edges: Int
     times_ns: Int  # [variant, column, unit]
-    held_bytes: Int
+    held_bytes: Int  # [variant, KEPT or WITH_AGAIN, unit]
     stored_bytes: Int
     whole_bytes: Int
     shard_bytes: Int
@@ -41,7 +45,9 @@ class Chain(NamedTuple):
 class Pipelines(NamedTuple):
     """One entry a pipeline; `times` to `shard` are rows of the chain's tables.
 
-    `flights[layout, rank]` is how many microbatches a rank holds at least, over all its stages.
+    Of each stage the first `runs_again` blocks count as run again in the times, and the first
+    `remakes` in memory; 0 for all that its variant does so. `flights[layout, rank]` is how many
+    microbatches a rank holds at least, over all its stages.
     """
 
     pp: Int
@@ -50,6 +56,8 @@ class Pipelines(NamedTuple):
     places_v: NDArray[np.bool_]
     splits: NDArray[np.bool_]
     is_recomputed: NDArray[np.bool_]
+    runs_again: Int
+    remakes: Int
     capacity_bytes: Int
     times: Int
     held: Int
@@ -119,11 +127,12 @@ def bound_pipelines(chain: Chain, some: Pipelines, longest_ns: Int, may_fit: Int
     for row in range(some.pp.size):
         stages = some.pp[row] * some.stages_per_rank[row]
         first = np.empty(stages + 1, np.int64)
-        if not cut_evenly(chain.times_ns[some.times[row], CUT], chain.edges, first):
+        column = WORK if some.runs_again[row] else CUT
+        if not cut_evenly(chain.times_ns[some.times[row], column], chain.edges, first):
             longest_ns[row] = may_fit[row] = -1
             continue
         longest_ns[row] = _path_ns(chain, some, row, first)
-        if some.stages_per_rank[row] == 1:
+        if some.stages_per_rank[row] == 1 and not some.runs_again[row]:
             may_fit[row] = _some_cut_fits(chain, some, row)
         else:
             may_fit[row] = _cut_fits(chain, some, row, first)
@@ -140,7 +149,9 @@ def _path_ns(chain: Chain, some: Pipelines, row: int, first: Int) -> int:
     for stage in range(stages):
         start, stop = first[stage], first[stage + 1]
         forward[stage] = times[FORWARD, stop] - times[FORWARD, start]
-        backward[stage] = early[stage] = times[WHOLE, stop] - times[WHOLE, start]
+        blocks, end = _again(chain, start, stop, some.runs_again[row])
+        again = times[AGAIN, end] - times[AGAIN, blocks]
+        backward[stage] = early[stage] = times[WHOLE, stop] - times[WHOLE, start] + again
         if some.splits[row]:
             if stage == 0:
                 early[stage] = 0
@@ -159,6 +170,25 @@ def _path_ns(chain: Chain, some: Pipelines, row: int, first: Int) -> int:
         reached += forward[rank]
         drained += early[rank] if rank else backward[rank]
     return longest
+
+
+@compiled
+def _again(chain: Chain, start: int, stop: int, blocks: int) -> tuple[int, int]:
+    """The first of a stage's blocks, and the end of those that run again; as `Problem` has it."""
+    first = max(start, 1)
+    end = max(first, min(stop, chain.edges[-1] - 1))
+    return first, min(end, first + blocks) if blocks else end
+
+
+@compiled
+def _held_bytes(chain: Chain, some: Pipelines, row: int, start: int, stop: int) -> int:
+    """Activations of one microbatch on a stage."""
+    held = chain.held_bytes[some.held[row]]
+    _, end = _again(chain, start, stop, some.remakes[row])
+    if not some.remakes[row]:
+        end = stop
+    kept = held[KEPT, stop] - held[KEPT, end]
+    return int(kept + held[WITH_AGAIN, end] - held[WITH_AGAIN, start])
 
 
 @compiled
@@ -185,14 +215,13 @@ def _always_bytes(chain: Chain, some: Pipelines, row: int, start: int, stop: int
 @compiled
 def _some_cut_fits(chain: Chain, some: Pipelines, row: int) -> int:
     """Whether stages filled from the last, each as far as memory allows, reach the front."""
-    held = chain.held_bytes[some.held[row]]
     edges, stop = chain.edges, chain.edges.size - 1
     for stage in range(some.pp[row] - 1, -1, -1):
         flight = some.flights[some.layout[row], stage]
         start = stop
         while start > stage:
             unit = edges[start - 1], edges[stop]
-            need = flight * (held[unit[1]] - held[unit[0]])
+            need = flight * _held_bytes(chain, some, row, *unit)
             if need + _always_bytes(chain, some, row, *unit) > some.capacity_bytes[row]:
                 break
             start -= 1
@@ -205,7 +234,6 @@ def _some_cut_fits(chain: Chain, some: Pipelines, row: int) -> int:
 @compiled
 def _cut_fits(chain: Chain, some: Pipelines, row: int, first: Int) -> int:
     """Whether every rank of that cut fits: its microbatches may all be on its smallest stage."""
-    held = chain.held_bytes[some.held[row]]
     pp = some.pp[row]
     for rank in range(pp):
         always, least = 0, np.iinfo(np.int64).max
@@ -213,7 +241,7 @@ def _cut_fits(chain: Chain, some: Pipelines, row: int, first: Int) -> int:
             stage = _stage_of(rank, turn, pp, some.places_v[row])
             start, stop = first[stage], first[stage + 1]
             always += _always_bytes(chain, some, row, start, stop)
-            least = min(least, held[stop] - held[start])
+            least = min(least, _held_bytes(chain, some, row, start, stop))
         flight = some.flights[some.layout[row], rank]
         if always + flight * least > some.capacity_bytes[row]:
             return 0

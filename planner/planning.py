@@ -19,6 +19,7 @@ from claw_plan.planner.errors import InfeasiblePlan, PlanError
 from claw_plan.planner.explain import infeasible_message, reasons
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
+from claw_plan.planner.pinned import batch_refusal, check_pinned
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import check_plan, model_of_plan
 from claw_plan.planner.plan_stages import cuts_of_plan
@@ -28,7 +29,7 @@ from claw_plan.planner.refine import SearchSettings, refine
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import Choice, Searched, search_space
-from claw_plan.planner.space import Space, batch_refusal, check_pinned
+from claw_plan.planner.space import Space
 from claw_plan.planner.trace import trace
 from claw_plan.planner.vocabulary_parallel import STYLES
 from claw_plan.profiles.cluster import Cluster

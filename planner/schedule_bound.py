@@ -24,6 +24,9 @@ _FORWARD, _BACKWARD, _INPUTS, _WEIGHTS = range(len(KINDS))
 NOTHING = -1
 """The column of an action whose work another one does."""
 
+GATHERED, NEAR = range(2)
+"""What a rank holds of a group: all of it, or a part from which near ranks gather it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
@@ -55,7 +58,9 @@ class Traffic(NamedTuple):
 
     `alone_ns` are collectives only, for what computation loses beside them. What a group's
     reduction does on the compute stream is `cast_ns`; `reduce_ns` is over dp_shard, `sum_ns` over
-    dp_replicate. `is_beside` says of gathers and of the rest whether they run beside passes.
+    dp_replicate. After a forward `keep_ns` keeps a part, from which a gather takes `near_ns`.
+    `is_beside` says of gathers and of the rest whether they run beside passes. `run` is the group
+    of each unit, its first unit; `ends_run` says whether a unit is the last of its group.
     """
 
     gather_ns: Int
@@ -64,7 +69,13 @@ class Traffic(NamedTuple):
     reduce_ns: Int
     sum_ns: Int
     reduce_alone_ns: Int
+    near_ns: Int
+    near_alone_ns: Int
+    keep_ns: Int
     is_beside: NDArray[np.bool_]
+    run: Int
+    ends_run: NDArray[np.bool_]
+    keeps_near: bool
     frees_after_forward: bool
     frees_after_backward: bool
     reduces_always: bool
@@ -91,15 +102,14 @@ def play(layout: tuple[str, int, int, int], work: Work, traffic: Traffic | None 
     ranks, stages = layout[1], len(rows.home)
     clock = _Clock(*np.zeros((6, ranks), np.int64))
     reduced = np.zeros(stages, np.int64)
-    groups = work.pass_ns.shape[1] + stages
-    moved = _no_traffic(groups) if traffic is None else traffic
+    moved = _no_traffic(work.pass_ns.shape[1], stages) if traffic is None else traffic
     _play(rows, work, moved, layout[2], clock, reduced)
     return Played(end_ns=tuple(clock.now.tolist()), reduced_ns=tuple(reduced.tolist()))
 
 
 @lru_cache(maxsize=16)
-def _no_traffic(groups: int) -> Traffic:
-    nothing = np.zeros(groups, np.int64)
+def _no_traffic(units: int, stages: int) -> Traffic:
+    nothing = np.zeros(units + stages, np.int64)
     return Traffic(
         gather_ns=nothing,
         gather_alone_ns=nothing,
@@ -107,7 +117,13 @@ def _no_traffic(groups: int) -> Traffic:
         reduce_ns=nothing,
         sum_ns=nothing,
         reduce_alone_ns=nothing,
+        near_ns=nothing,
+        near_alone_ns=nothing,
+        keep_ns=nothing,
         is_beside=np.ones(2, np.bool_),
+        run=np.arange(units),
+        ends_run=np.ones(units, np.bool_),
+        keeps_near=False,
         frees_after_forward=False,
         frees_after_backward=False,
         reduces_always=False,
@@ -123,7 +139,7 @@ def _play(
     stages = rows.home.size
     sent = np.full((2, stages, num_microbatches), -1, np.int64)
     has_gradients = np.zeros(stages, np.bool_)
-    gathered = np.zeros(traffic.gather_ns.size, np.bool_)
+    held = np.zeros((2, traffic.gather_ns.size), np.bool_)
     done = rows.first[:-1].copy()
     going = True
     while going:
@@ -137,7 +153,7 @@ def _play(
                 if arrives < 0:
                     break
                 is_last = rows.is_last[action]
-                _run(work, traffic, clock, gathered, reduced, rank, stage, kind, is_last, arrives)
+                _run(work, traffic, clock, held, reduced, rank, stage, kind, is_last, arrives)
                 if kind == _BACKWARD or kind == _WEIGHTS:
                     if has_gradients[stage]:
                         _pass(clock, rank, work.accumulate_ns[stage])
@@ -191,7 +207,7 @@ def _run(
     work: Work,
     traffic: Traffic,
     clock: _Clock,
-    gathered: NDArray[np.bool_],
+    held: NDArray[np.bool_],
     reduced: Int,
     rank: int,
     stage: int,
@@ -205,51 +221,63 @@ def _run(
     start, stop = work.first[stage], work.first[stage + 1]
     reduces = kind != _FORWARD and (is_last or traffic.reduces_always)
     frees = kind != _FORWARD and (is_last or traffic.frees_after_backward)
-    # A gather may start when the unit two before has run.
+    # A gather may start when the run of units two before has run.
     two_back = one_back = clock.now[rank]
     clock.waits[rank] = max(clock.waits[rank], arrives)
     if column != NOTHING:
-        _gather(traffic, clock, gathered, rank, root, two_back)
+        _gather(traffic, clock, held, rank, root, two_back)
     for place in range(stop - start):
         unit = start + place if kind == _FORWARD else stop - 1 - place
+        group = traffic.run[unit]
         if column != NOTHING:
-            _gather(traffic, clock, gathered, rank, unit, two_back)
+            _gather(traffic, clock, held, rank, group, two_back)
             beside = min(work.kernel_ns[column, unit], clock.beside[rank])
             clock.beside[rank] -= beside
             lost = max(0, int(traffic.loss * beside) - 2)  # rounded pass by pass, recompute too
             _pass(clock, rank, work.pass_ns[column, unit] + lost)
+        if not (traffic.ends_run[unit] if kind == _FORWARD else unit == group):
+            continue
+        if kind == _FORWARD and traffic.frees_after_forward:
+            held[GATHERED, group] = False
+            if traffic.keeps_near:
+                held[NEAR, group] = True
+                _pass(clock, rank, traffic.keep_ns[group])
         two_back, one_back = one_back, clock.now[rank]
         if reduces:
-            _reduce(traffic, clock, reduced, rank, stage, unit, is_last)
-        if frees or (kind == _FORWARD and traffic.frees_after_forward):
-            gathered[unit] = False
+            _reduce(traffic, clock, reduced, rank, stage, group, is_last)
+        if frees:
+            held[GATHERED, group] = False
     if reduces:
         _reduce(traffic, clock, reduced, rank, stage, root, is_last)
     if frees:
-        gathered[root] = False
+        held[GATHERED, root] = False
 
 
 @compiled
 def _gather(
     traffic: Traffic,
     clock: _Clock,
-    gathered: NDArray[np.bool_],
+    held: NDArray[np.bool_],
     rank: int,
     group: int,
     ahead: int,
 ) -> None:
     """The rank's next pass waits for the group's parameters."""
-    if gathered[group]:
+    if held[GATHERED, group]:
         return
-    gathered[group] = True
+    held[GATHERED, group] = True
+    duration, alone = traffic.gather_ns[group], traffic.gather_alone_ns[group]
+    if held[NEAR, group]:
+        held[NEAR, group] = False
+        duration, alone = traffic.near_ns[group], traffic.near_alone_ns[group]
     if traffic.is_beside[0]:
-        if traffic.gather_ns[group]:
-            ends = max(clock.gathers[rank], ahead) + traffic.gather_ns[group]
+        if duration:
+            ends = max(clock.gathers[rank], ahead) + duration
             clock.gathers[rank] = ends
             clock.waits[rank] = max(clock.waits[rank], ends)
-            clock.beside[rank] += traffic.gather_alone_ns[group]
+            clock.beside[rank] += alone
     else:
-        _pass(clock, rank, traffic.gather_ns[group])
+        _pass(clock, rank, duration)
 
 
 @compiled

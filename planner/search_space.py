@@ -18,7 +18,7 @@ import numpy as np
 from claw_plan.planner.bound import Cuts, StagePath
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.group_bounds import RUN, GroupBounds
-from claw_plan.planner.group_table import Int
+from claw_plan.planner.group_table import Group, Int
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search import Branch, Evaluated, SearchReport, best_first
@@ -69,23 +69,41 @@ class _Searcher:
         """The groups of a run, their chains cut."""
         bounds, may_fit = self.bounds.cut(rows)
         for row, bound, fits in zip(rows.tolist(), bounds.tolist(), may_fit.tolist(), strict=True):
-            group = self._space.group(row)
-            opens = partial(self._add_up if fits else self._rule_out, row)
+            several = self._space.blocks_run_again(row)
+            size, order = int(self._space.table.size[row]), _order(self._space.group(row).base)
+            if not fits:
+                opens = partial(self._rule_out, row, size, len(several))
+            elif len(several) > 1:
+                opens = partial(self._tell_apart, row, several)
+            else:
+                opens = partial(self._add_up, row, several[0])
+            yield Branch(bound, order, size, opens)
+
+    def _tell_apart(self, row: int, several: Sequence[int]) -> Iterator[Branch[Choice]]:
+        """The groups of a row, their chains cut."""
+        blocks = np.array(several, np.int64)
+        bounds, may_fit = self.bounds.cut(np.full(len(blocks), row), blocks)
+        for again, bound, fits in zip(several, bounds.tolist(), may_fit.tolist(), strict=True):
+            group = self._space.group(row, again)
+            opens = (
+                partial(self._add_up, row, again)
+                if fits
+                else partial(self._rule_out, row, group.size, 1)
+            )
             yield Branch(bound, _order(group.base), group.size, opens)
 
-    def _rule_out(self, row: int) -> Evaluated[Choice]:
-        self.pruned_rows.append(row)
-        return Evaluated(None, None, int(self._space.table.size[row]))
+    def _rule_out(self, row: int, size: int, groups: int) -> Evaluated[Choice]:
+        self.pruned_rows += [row] * groups
+        return Evaluated(None, None, size)
 
-    def _add_up(self, row: int) -> Iterator[Branch[Choice]]:
+    def _add_up(self, row: int, again: int) -> Iterator[Branch[Choice]]:
         """The group once more, with all that its ranks compute."""
-        group = self._space.group(row)
+        group = self._space.group(row, again)
         bound = self._scorer.bounds.work_ns(group.base, self._path(group.base))
-        yield Branch(bound, _order(group.base), group.size, partial(self._play, row))
+        yield Branch(bound, _order(group.base), group.size, partial(self._play, group))
 
-    def _play(self, row: int) -> Iterator[Branch[Choice]]:
+    def _play(self, group: Group) -> Iterator[Branch[Choice]]:
         """The group once more, its schedule played."""
-        group = self._space.group(row)
         bases = {
             candidate.schedule: replace(group.base, schedule=candidate.schedule)
             for candidate in self._space.members(group)
@@ -93,10 +111,10 @@ class _Searcher:
         bounds = [
             self._scorer.bounds.schedule_ns(base, self._path(base)) for base in bases.values()
         ]
-        yield Branch(min(bounds), _order(group.base), group.size, partial(self._members, row))
+        yield Branch(min(bounds), _order(group.base), group.size, partial(self._members, group))
 
-    def _members(self, row: int) -> Iterator[Branch[Choice]]:
-        for candidate in self._space.members(self._space.group(row)):
+    def _members(self, group: Group) -> Iterator[Branch[Choice]]:
+        for candidate in self._space.members(group):
             yield self._leaf(candidate, self._path(candidate), first_try=True)
 
     def _path(self, candidate: Candidate) -> StagePath:
@@ -119,7 +137,7 @@ class _Searcher:
             choice = (candidate, path.cuts)
             if self._scorer.memory.fits(*choice):
                 return Evaluated(choice, self._scorer.step_time_ns(*choice))
-            if first_try and candidate.pp > 1 and candidate.stages_per_rank == 1:
+            if first_try and may_be_cut_otherwise(candidate):
                 fits = make_fits(self._scorer.memory, candidate)
                 other = self._scorer.bounds.stage_path(candidate, fits)
                 if other is not None:
@@ -129,6 +147,15 @@ class _Searcher:
 
         bound = bounds.streams_ns(candidate, path)
         return Branch(bound, order, 1, look_closer)
+
+
+def may_be_cut_otherwise(candidate: Candidate) -> bool:
+    """Whether a candidate whose best cut does not fit gets the best that does.
+
+    Not with several stages a rank, whose memory is not that of any one; nor where some blocks of
+    each stage run again, which the best cut does not balance, so that another may be faster.
+    """
+    return candidate.pp > 1 and candidate.stages_per_rank == 1 and not candidate.recompute_blocks
 
 
 def _order(candidate: Candidate) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ import pytest
 from claw_plan.planner.group_bounds import GroupBounds
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.score import Scorer
+from claw_plan.planner.search_space import may_be_cut_otherwise
 from claw_plan.planner.space import Space
 
 
@@ -41,7 +42,7 @@ def has_room(scorer, candidate):
     path = scorer.bounds.stage_path(candidate)
     if scorer.memory.fits(candidate, path.cuts):
         return True
-    if candidate.pp == 1 or candidate.stages_per_rank > 1:
+    if not may_be_cut_otherwise(candidate):
         return False
     return scorer.bounds.stage_path(candidate, make_fits(scorer.memory, candidate)) is not None
 
@@ -55,14 +56,21 @@ def test_all_groups_are_bound_as_one_is(toys):
         bounds = GroupBounds(scorer, space)
         rows = np.arange(len(space.table))
         paths, may_fit = bounds.cut(rows)
-        for row, group in enumerate(space.groups()):
-            assert bounds.even_ns[row] == scorer.bounds.even_ns(group.base), group.base
-            assert paths[row] == scorer.bounds.compute_ns(group.base), group.base
-            if may_fit[row]:
-                left += 1
-                continue
-            ruled_out += 1
-            assert not any(has_room(scorer, each) for each in space.members(group)), group.base
+        for row in rows:
+            first = space.group(row).base
+            assert bounds.even_ns[row] == scorer.bounds.even_ns(first), first
+            assert paths[row] == scorer.bounds.compute_ns(first), first
+            several = np.array(space.blocks_run_again(row))
+            each_path, each_may_fit = bounds.cut(np.full(len(several), row), several)
+            assert may_fit[row] or not each_may_fit.any(), first
+            for again, path, fits in zip(several, each_path, each_may_fit, strict=True):
+                group = space.group(row, again)
+                assert path == scorer.bounds.compute_ns(group.base), group.base
+                if fits:
+                    left += 1
+                    continue
+                ruled_out += 1
+                assert not any(has_room(scorer, each) for each in space.members(group)), group.base
     assert ruled_out > 100 and left > 100
 
 

@@ -12,14 +12,15 @@ from claw_plan.planner.group_table import SCHEDULE_NAMES, Group, numbered, produ
 
 def test_a_row_is_a_group():
     interleaved = SCHEDULE_NAMES.index("Interleaved1F1B")
-    columns = np.array([[2, 4, 3, 5, 8, interleaved, 2, 7, 1, 1]]).T
-    table = table_of([np.zeros((10, 0), np.int64), columns])
+    columns = np.array([[2, 4, 3, 5, 8, interleaved, 2, 7, 1, -1, 1]]).T
+    table = table_of([np.zeros((11, 0), np.int64), columns])
     base = Candidate(
         pp=2, tp=4, dp_replicate=3, microbatch_size=5, schedule="Interleaved1F1B",
-        stages_per_rank=2, recompute="full", sequence_parallel=True, bucket_bytes=9,
+        stages_per_rank=2, recompute="full", recompute_blocks=3, sequence_parallel=True,
+        bucket_bytes=9,
     )  # fmt: skip
     assert len(table) == 1 and table.num_devices.tolist() == [24]
-    assert table.group(0, 9) == Group(base=base, microbatches=8, size=7)
+    assert table.group(0, 9, 3, 7) == Group(base=base, microbatches=8, size=7)
 
 
 def test_a_space_may_be_empty():

@@ -30,6 +30,12 @@ def traffic(stages, *, gather=0, reduce=0, total=0, beside=True, **flags):
     """Every unit's group alike, roots empty."""
     on_units = np.array([1] * UNITS + [0] * stages)
     chosen = {
+        "near_ns": 0 * on_units,
+        "near_alone_ns": 0 * on_units,
+        "keep_ns": 0 * on_units,
+        "run": np.arange(UNITS),
+        "ends_run": np.ones(UNITS, bool),
+        "keeps_near": False,
         "frees_after_forward": False,
         "frees_after_backward": False,
         "reduces_always": False,

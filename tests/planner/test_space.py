@@ -9,8 +9,9 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.members import divisors
 from claw_plan.planner.schedules import SCHEDULES
-from claw_plan.planner.space import Space, divisors
+from claw_plan.planner.space import Space
 from claw_plan.planner.supported import refusal
 
 
@@ -78,7 +79,19 @@ def by_loops(layers, heads, nodes, devices, batch):
                     sequence_parallel=sequence, recompute=recompute, offload=offload,
                 )  # fmt: skip
                 if not refusal(candidate):
-                    yield candidate
+                    yield from finer(candidate, -(-layers // (pp * stages)), devices)
+
+
+def finer(candidate, blocks, devices):
+    """With some blocks of a stage run again, or gathered together, or among near ranks."""
+    again = range(blocks if candidate.recompute != "none" else 1)
+    inside = [n for n in range(2, candidate.dp_shard) if devices % (n * candidate.tp) == 0]
+    near = [n for n in inside if candidate.dp_shard % n == 0][-1:] * (candidate.zero == 3)
+    together = [n for n in (1, 2, 4) if n <= blocks and (n == 1 or candidate.dp_shard > 1)]
+    for some, ranks, number in product(again, [0, *near], together):
+        yield replace(
+            candidate, recompute_blocks=some, reshard_ranks=ranks, blocks_per_group=number
+        )
 
 
 @pytest.mark.parametrize("nodes, devices, batch", [(1, 4, 8), (2, 3, 6), (3, 2, 12)])
@@ -121,8 +134,6 @@ def test_divisors():
         ({"tp": 3}, PlanError, "heads divide by 1, 2, 4 only"),
         ({"pp": 5}, PlanError, "4 blocks make at most 4 stages"),
         ({"dp_shard": 8}, PlanError, "asks for 8 devices (pp x dp x tp); the cluster 'toy'"),
-        ({"cp": 2}, PlanError, "use cp=1"),
-        ({"tp": 1, "sequence_parallel": True}, PlanError, "acts with tp above 1 only"),
     ],
 )
 def test_pinned_values_that_no_candidate_has(toys, fix, error, said):
@@ -131,17 +142,19 @@ def test_pinned_values_that_no_candidate_has(toys, fix, error, said):
     assert said in str(caught.value)
 
 
-def test_the_nearest_batches_are_named(toys):
+def test_an_empty_space_says_why(toys):
     space = Space(toys.problem(global_batch=10), {"dp_shard": 4})
     assert not members(space)
     assert "nearest: 8 or 12" in space.explain_empty()
 
 
-def test_knobs_that_cannot_act_are_explained(toys):
-    space = Space(toys.problem(), {"pp": 1, "schedule": "GPipe"})
-    assert not members(space)
-    assert "--fix pp=1,schedule=GPipe" in space.explain_empty()
-    assert "only where pp is above 1" in space.explain_empty()
+def test_pinned_numbers_of_blocks(toys):
+    """More than stages have as well: they run all of theirs again."""
+    problem = toys.problem(toys.graph(layers=4), toys.cluster(devices=2))
+    found = members(Space(problem, {"recompute_blocks": 9, "pp": 2}))
+    assert {(c.recompute, c.recompute_blocks) for c in found} == {("full", 9), ("half", 9)}
+    found = members(Space(problem, {"recompute_blocks": 0, "pp": 2}))
+    assert {c.recompute_blocks for c in found} == {0}
 
 
 def test_a_step_of_very_many_microbatches_is_not_offered(toys):

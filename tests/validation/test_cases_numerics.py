@@ -28,10 +28,10 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.graph import Parameter
 from claw_plan.planner.model_source import load_model
+from claw_plan.planner.pinned import batch_refusal
 from claw_plan.planner.plan import Plan, candidate_mapping, save_plan
 from claw_plan.planner.planning import PlanningRequest, make_plan
 from claw_plan.planner.shards import GroupSize, Place, shard_numel
-from claw_plan.planner.space import batch_refusal
 from claw_plan.planner.trace import trace
 
 CPU = torch.device("cpu")

@@ -1,0 +1,90 @@
+"""Knobs that the user pins with `--fix`: what they mean together, and why some cannot be had.
+
+The first two checks need no model; `space.Space` asks the rest when it lays out the candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.members import BLOCKS_PER_GROUP
+from claw_plan.planner.schedules import INTERLEAVED, SCHEDULES, schedule_refusal
+from claw_plan.planner.supported import can_grow_from, knob_refusal, refusal
+from claw_plan.profiles.cluster import Cluster
+
+MOST_MICROBATCHES = 4096
+"""A step of more is not offered: it is simulated task by task, and nobody accumulates so many."""
+
+CANNOT_ACT = (
+    "a schedule is chosen only where pp is above 1, and with one microbatch only one that splits "
+    "backwards, which is offered together with recompute only where it is pinned, "
+    "sequence_parallel only where tp is above 1 and divides the sequence, tp only where its "
+    "groups span no more nodes than they must, recompute_blocks only below the blocks of an even "
+    "stage, reshard_ranks only as the most neighbours within a node, blocks_per_group only as "
+    f"{', '.join(map(str, BLOCKS_PER_GROUP))} unless pinned, and a step has at most "
+    f"{MOST_MICROBATCHES} microbatches"
+)
+
+
+def pinned_candidate(fix: Mapping[str, Any]) -> Candidate:
+    """The pinned knobs, with a schedule that has the stages or stages that the schedule has."""
+    chosen = dict(fix)
+    if "stages_per_rank" not in fix and fix.get("schedule") in SCHEDULES:
+        chosen["stages_per_rank"] = SCHEDULES[fix["schedule"]].fewest_stages
+    elif fix.get("stages_per_rank", 1) > 1:
+        chosen.setdefault("schedule", INTERLEAVED)
+    return Candidate(**chosen)
+
+
+def check_pinned(fix: Mapping[str, Any], cluster: Cluster) -> None:
+    """Refuses pinned knobs that no model could have on the cluster, before one is traced."""
+    pinned = pinned_candidate(fix)
+    why = knob_refusal(pinned)
+    if not why and not can_grow_from(pinned):
+        why = refusal(pinned)
+    if why:
+        raise PlanError(f"--fix {why}")
+    if pinned.sequence_parallel and fix.get("tp") == 1:
+        raise PlanError("--fix sequence_parallel=true acts with tp above 1 only; pin tp=2 or more")
+    if pinned.num_devices > cluster.num_devices:
+        raise PlanError(
+            f"--fix asks for {pinned.num_devices} devices (pp x dp x tp); "
+            f"the cluster {cluster.name!r} has {cluster.num_devices}"
+        )
+
+
+def batch_refusal(fix: Mapping[str, Any], batch: int) -> str:
+    """Why the pinned knobs cannot share out the batch, with the nearest that they can; or ''."""
+    pinned = Candidate(**fix)
+    unit = pinned.dp * fix.get("microbatch_size", 1)
+    if batch % unit == 0:
+        return ""
+    below, above = batch // unit * unit, -(-batch // unit) * unit
+    near = f"{below} or {above}" if below else f"{above}"
+    return (
+        f"a global batch of {batch} is not a multiple of dp={pinned.dp} x "
+        f"microbatch_size={fix.get('microbatch_size', 1)} = {unit}; nearest: {near}"
+    )
+
+
+def why_none(fix: Mapping[str, Any], batch: int, cluster: Cluster) -> str:
+    """Why there is no candidate at all: nearly always a batch that nothing divides."""
+    pinned = ",".join(f"{knob}={value}" for knob, value in fix.items())
+    why = batch_refusal(fix, batch) or _schedule_refusal(fix, batch)
+    return why or (
+        f"no candidate agrees with --fix {pinned} on {cluster.num_devices} devices with a "
+        f"global batch of {batch}: {CANNOT_ACT}"
+    )
+
+
+def _schedule_refusal(fix: Mapping[str, Any], batch: int) -> str:
+    """Why the pinned schedule cannot run the pinned microbatches; or ''."""
+    pinned = pinned_candidate(fix)
+    if not {"schedule", "pp", "microbatch_size"} <= fix.keys():
+        return ""
+    return schedule_refusal(
+        pinned.schedule, pinned.pp, pinned.num_microbatches(batch), pinned.stages_per_rank
+    )

@@ -1,0 +1,40 @@
+"""What pinned knobs mean together, and what is said where no candidate has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.pinned import batch_refusal, check_pinned, pinned_candidate, why_none
+
+
+def test_a_schedule_brings_its_stages_and_stages_a_schedule():
+    assert pinned_candidate({"schedule": "ZBVZeroBubble"}).stages_per_rank == 2
+    assert pinned_candidate({"stages_per_rank": 3}).schedule == "Interleaved1F1B"
+
+
+@pytest.mark.parametrize(
+    ("fix", "said"),
+    [
+        ({"dp_shard": 8}, "asks for 8 devices (pp x dp x tp); the cluster 'toy' has 6"),
+        ({"cp": 2}, "use cp=1"),
+        ({"tp": 1, "sequence_parallel": True}, "acts with tp above 1 only"),
+    ],
+)
+def test_values_that_no_model_could_have(toys, fix, said):
+    with pytest.raises(PlanError) as caught:
+        check_pinned(fix, toys.cluster(devices=6))
+    assert said in str(caught.value)
+
+
+def test_the_nearest_batches_are_named(toys):
+    assert batch_refusal({"dp_shard": 2, "microbatch_size": 2}, 8) == ""
+    assert batch_refusal({"dp_shard": 4}, 10).endswith("nearest: 8 or 12")
+    assert why_none({"dp_shard": 4}, 10, toys.cluster()).endswith("nearest: 8 or 12")
+
+
+def test_knobs_that_cannot_act_are_explained(toys):
+    said = why_none({"pp": 1, "schedule": "GPipe"}, 8, toys.cluster())
+    assert "--fix pp=1,schedule=GPipe" in said and "only where pp is above 1" in said
+    said = why_none({"pp": 2, "schedule": "DualPipeV", "microbatch_size": 4}, 8, toys.cluster())
+    assert "DualPipeV needs at least as many microbatches as stages" in said
