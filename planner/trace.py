@@ -8,7 +8,7 @@ whole model are put together from them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,6 +29,9 @@ from claw_plan.profiles.errors import InputError
 BATCH_SIZES = (2, 3, 5)
 """Two fit the line and the third must lie on it; 1 is left out, since broadcasting treats a
 dimension of size 1 unlike any other."""
+
+LARGE_SHARE = 0.05
+"""Of all parameters; what tensor parallelism leaves whole beyond it is told."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -176,7 +179,7 @@ def _assemble(
             f"never used, so without a gradient: {', '.join(unused[:3])}; a pipeline keeps what "
             "is outside the blocks on its first stage"
         )
-    assumptions += _of_the_batch(subject)
+    assumptions += [*_held_whole(parameters, blocks, divided), *_of_the_batch(subject)]
     return ModelGraph(
         name=subject.model.name,
         fingerprint=_fingerprint(subject, parameters),
@@ -198,6 +201,26 @@ def _assemble(
         },
         assumptions=tuple(assumptions),
     )
+
+
+def _held_whole(
+    parameters: Sequence[Parameter], blocks: Sequence[str], divided: DividedTrace
+) -> Iterator[str]:
+    """Matrices of the blocks that tensor parallelism leaves whole, where they weigh much."""
+    whole: dict[str, int] = {}
+    for parameter in parameters if divided.finding.rules else ():
+        block = next((name for name in blocks if parameter.name.startswith(f"{name}.")), None)
+        if block and parameter.tp_dim is None and len(parameter.shape) > 1:
+            name = parameter.name.removeprefix(f"{block}.")
+            whole[name] = whole.get(name, 0) + parameter.numel
+    share = sum(whole.values()) / max(1, sum(parameter.numel for parameter in parameters))
+    if share >= LARGE_SHARE:
+        names = sorted(whole, key=lambda name: -whole[name])
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield (
+            f"under tensor parallelism every rank holds {share:.0%} of the parameters whole, "
+            f"matrices of the blocks: {', '.join(names[:3])}{more}"
+        )
 
 
 def _of_the_batch(subject: Subject) -> list[str]:

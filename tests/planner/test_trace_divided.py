@@ -202,6 +202,12 @@ def test_mixtral(tmp_path: Path) -> None:
     assert len({unit.structure for unit in graph.blocks[1:-1]}) == 1
     experts = next(p for p in graph.parameters if p.name.endswith("0.mlp.experts.gate_up_proj"))
     assert experts.shape == (4, 256, 64)
+    routed = 5 * (4 * 3 * 64 * 128 + 4 * 64)  # the experts and the router
+    assert graph.assumptions[0] == (
+        f"under tensor parallelism every rank holds {routed / graph.num_parameters:.0%} of the "
+        "parameters whole, matrices of the blocks: mlp.experts.gate_up_proj, "
+        "mlp.experts.down_proj, mlp.gate.weight"
+    )
 
 
 @pytest.mark.slow
