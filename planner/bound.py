@@ -287,7 +287,7 @@ class Bounds:
     def streams_ns(self, candidate: Candidate, path: StagePath) -> int:
         """That, or the whole of some stream's traffic, and the optimizer."""
         ends_ns, data = self._played_alone(candidate, path), self._data
-        traffic = [data.traffic(candidate, *cut) for cut in path.cuts]
+        traffic = data.stages(candidate, path.cuts)
         longest = 0
         for rank, stages in enumerate(path.ranks):
             streams_ns = (

@@ -68,6 +68,21 @@ class StageTraffic:
     reduce_ns: int = 0
 
 
+def _times(candidate: Candidate, count: int) -> tuple[int, int, int, int]:
+    """How often a stage gathers a group of blocks, from all or near, its root, and reduces."""
+    if candidate.pp == 1:
+        reduces = count if candidate.zero > 1 else 1
+        if candidate.zero < 3:
+            return 1, 0, 1, reduces
+        nears = count if candidate.reshard_ranks else 0
+        return 2 * count - nears, nears, count, reduces
+    if candidate.zero < 3:
+        return 1, 0, 1, 1
+    # Blocks are cut after a forward, not after a backward, and whole only before the first.
+    nears = count if candidate.reshard_ranks else 0
+    return count + 1 - nears, nears, 1, 1
+
+
 def floor_ns(cost: CollectiveCost) -> int:
     """A collective alone, rounded down."""
     if not cost.bytes:
@@ -89,7 +104,7 @@ class DataBounds:
         """Of all stages, for playing a schedule with it."""
         if not self._is_sharded(candidate):
             return None
-        stages = [self.traffic(candidate, *cut) for cut in cuts]
+        stages = self.stages(candidate, cuts)
         groups = [*(unit for stage in stages for unit in stage.units), *(s.root for s in stages)]
         columns = dict(zip(GroupTraffic._fields, np.array(groups, np.int64).T.copy(), strict=True))
         run, ends_run = self._runs(candidate, cuts)
@@ -122,30 +137,28 @@ class DataBounds:
 
     def traffic(self, candidate: Candidate, start: int, stop: int) -> StageTraffic:
         """Of the stage with these units."""
+        return self.stages(candidate, ((start, stop),))[0]
+
+    def stages(self, candidate: Candidate, cuts: Cuts) -> list[StageTraffic]:
+        """Of all stages."""
         if not self._is_sharded(candidate):
-            return StageTraffic()
-        per_node = self.problem.devices_per_node
-        shard = candidate.dp_shard, group_nodes(candidate, "dp_shard", per_node)
-        replicate = candidate.dp_replicate, group_nodes(candidate, "dp_replicate", per_node)
-        ranks = candidate.reshard_ranks
-        near = ranks, near_nodes(candidate, per_node) if ranks else 0
+            return [StageTraffic()] * len(cuts)
+        per_node, ranks = self.problem.devices_per_node, candidate.reshard_ranks
+        among = (
+            (candidate.dp_shard, group_nodes(candidate, "dp_shard", per_node)),
+            (candidate.dp_replicate, group_nodes(candidate, "dp_replicate", per_node)),
+            (ranks, near_nodes(candidate, per_node) if ranks else 0),
+            candidate.blocks_per_group,
+        )
         count = candidate.num_microbatches(self.problem.training.global_batch)
-        gathers = root_gathers = reduces = 1
-        if candidate.pp == 1:
-            reduces = count if candidate.zero > 1 else 1
-        if candidate.zero == 3 and candidate.pp == 1:
-            gathers, root_gathers = 2 * count, count
-        elif candidate.zero == 3:  # blocks are cut after a forward, not after a backward
-            gathers = count + 1
-        nears = 0
-        if ranks:  # of what was cut after a forward: pipelines gather the first time only in full
-            nears = gathers // 2 if candidate.pp == 1 else gathers - 1
-        times = gathers - nears, nears, root_gathers, reduces
-        groups = shard, replicate, near, candidate.blocks_per_group
-        key = (start, stop, candidate.tp, groups, times)
-        if key not in self._traffic:
-            self._traffic[key] = self._stage_traffic(*key)
-        return self._traffic[key]
+        key = candidate.tp, among, _times(candidate, count)
+        found = []
+        for cut in cuts:
+            known = self._traffic.get((cut, key))
+            if known is None:
+                known = self._traffic[cut, key] = self._stage_traffic(*cut, *key)
+            found.append(known)
+        return found
 
     def _stage_traffic(
         self, start: int, stop: int, tp: int, among: _Among, times: tuple[int, int, int, int]

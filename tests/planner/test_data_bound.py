@@ -50,6 +50,35 @@ def test_how_often_a_block_moves(toys, knobs, gathers, reduces):
     assert traffic.reduce_ns == 2 * reduces * reduce_ns
 
 
+@pytest.mark.parametrize(("pp", "whole", "near"), [(1, 4, 4), (2, 1, 4)])
+def test_after_a_forward_near_ranks_hold_the_whole(toys, pp, whole, near):
+    """Of 4 ranks on two nodes 2 are near: they gather 256 bytes at 1e6 bytes/s, not at 1e5.
+
+    From the half of it that each keeps, which is read and written once at 10 bytes a ns.
+    """
+    problem = toys.problem(toys.graph(layers=4), toys.cluster(nodes=8, devices=2), global_batch=16)
+    candidate = Candidate(dp_shard=4, reshard_ranks=2, pp=pp)
+    traffic = bounds_of(problem).traffic(candidate, 1, 3)
+    copy_ns = 2 * 4 * 64 // 10
+    gather_ns = 5_000 + 2_559_999 + (8 * 16) // 10 + copy_ns
+    near_ns = 5_000 + 255_999 + (2 * 4 * 32) // 10 + copy_ns
+    assert traffic.gather_ns == 2 * (whole * gather_ns + near * near_ns)
+    assert {unit.keep_ns for unit in traffic.units} == {(2 * 4 * 32) // 10}
+
+
+def test_blocks_gathered_together_save_latency(toys):
+    """4 blocks in 2 runs: as many bytes, half the collectives."""
+    problem = toys.problem(toys.graph(layers=4), toys.cluster(devices=4), global_batch=8)
+    data = bounds_of(problem)
+    single, double = (
+        data.traffic(Candidate(dp_shard=2, zero=2, blocks_per_group=blocks), 1, 5)
+        for blocks in (1, 2)
+    )
+    assert [unit.gather_ns > 0 for unit in double.units] == [True, False, True, False]
+    # What is rounded down twice as often may be a nanosecond a copy and a gather more.
+    assert 0 <= single.gather_ns - 2 * 5_000 - double.gather_ns + 6 <= 12
+
+
 def test_gradients_add_up_whole_where_they_are_reduced_once(toys):
     """12 bytes an element at 10 a ns, were adding not free in the toy; its cost is asked for."""
     problem = toys.problem(toys.graph(layers=4), toys.cluster(devices=4), global_batch=8)

@@ -28,14 +28,25 @@ def test_cuts_as_python_does(times, num_stages, data):
         assert first.tolist() == [start for start, _ in expected] + [len(times)]
 
 
-def bound(pp, *, stages_per_rank=1, microbatches=4, capacity_bytes=1000, places_v=False):
-    """Four units of 1 ns forward and 2 ns backward that hold 10 bytes and store 100."""
-    units = np.arange(5)
-    columns = np.stack([units, 2 * units, 2 * units, 0 * units, 3 * units])
+def bound(
+    pp, *, stages_per_rank=1, microbatches=4, capacity_bytes=1000, places_v=False, units=4,
+    runs_again=0, remakes=0, again_ns=0,
+):  # fmt: skip
+    """Units of 1 ns forward and 2 ns backward that hold 10 bytes and store 100.
+
+    All but the first and the last are blocks, which may run again, and then hold 1 byte.
+    """
+    last = units - 1
+    units = np.arange(units + 1)
+    blocks = np.clip(units - 1, 0, last - 1)
+    again = again_ns * blocks
+    columns = np.stack(
+        [units, 2 * units, 2 * units, 0 * units, 3 * units, 3 * units + again, again]
+    )
     chain = Chain(
-        edges=np.arange(5),
+        edges=units,
         times_ns=columns[None],
-        held_bytes=10 * units[None],
+        held_bytes=np.stack([10 * units, 10 * units - 9 * blocks * (again_ns > 0)])[None],
         stored_bytes=100 * units[None],
         whole_bytes=50 * units[None],
         shard_bytes=5 * units[None],
@@ -47,7 +58,9 @@ def bound(pp, *, stages_per_rank=1, microbatches=4, capacity_bytes=1000, places_
         microbatches=np.array([microbatches]),
         places_v=np.array([places_v]),
         splits=np.array([False]),
-        is_recomputed=np.array([False]),
+        is_recomputed=np.array([again_ns > 0]),
+        runs_again=np.array([runs_again]),
+        remakes=np.array([remakes]),
         capacity_bytes=np.array([capacity_bytes]),
         times=zero,
         held=zero,
@@ -86,6 +99,27 @@ def test_the_path_of_equal_stages_is_the_closed_form():
     """(m + p - 1) (F + B) of 1F1B; v stages a rank shorten the way in and out."""
     assert bound(4)[0] == (4 + 4 - 1) * 3
     assert bound(2, stages_per_rank=2)[0] == 4 * 6 + 3
+
+
+def test_the_first_blocks_of_each_stage_run_again():
+    """Of 6 units 4 are blocks: 2 and 2 of two stages, of which one each runs again for 7 ns."""
+    assert bound(1, units=6, again_ns=7)[0] == 4 * (6 * 3 + 4 * 7)
+    assert bound(1, units=6, again_ns=7, runs_again=3)[0] == 4 * (6 * 3 + 3 * 7)
+    assert bound(2, units=6, again_ns=7, runs_again=1)[0] == (4 + 1) * (3 * 3 + 7)
+    assert bound(2, units=6, again_ns=7, runs_again=5) == bound(2, units=6, again_ns=7)
+
+
+@pytest.mark.parametrize(
+    ("remakes", "held"), [(1, 20 + 1 + 30), (3, 20 + 3 + 10), (4, 20 + 4), (0, 20 + 4)]
+)
+def test_what_runs_again_is_not_held(remakes, held):
+    """Two units at the ends and the blocks that are kept hold 10 bytes, the others 1."""
+    need = 6 * (100 + 5) + held
+    found = [
+        bound(1, units=6, again_ns=7, runs_again=1, remakes=remakes, capacity_bytes=room)[1]
+        for room in (need - 1, need)
+    ]
+    assert found == [0, 1]
 
 
 def test_more_stages_than_units_are_told():
