@@ -18,6 +18,7 @@ import click
 
 from claw_plan.cli.checkpoint_command import checkpoint
 from claw_plan.cli.detect_command import detect
+from claw_plan.cli.explain_command import explain
 from claw_plan.cli.export_command import export
 from claw_plan.cli.planning_commands import plan, simulate
 from claw_plan.cli.profile_command import profile
@@ -95,6 +96,7 @@ def cli() -> None:
 for command in (
     plan,
     simulate,
+    explain,
     run,
     verify,
     export,

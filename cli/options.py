@@ -29,13 +29,15 @@ SEARCHERS = ("auto", "exhaustive", "tpe", "cmaes", "nsga2", "rl", "anneal", "ran
 """Those of planner.samplers, which brings numpy and is only imported when a plan is made."""
 
 
-def _fraction(context: click.Context, option: click.Parameter, value: float) -> float:
+def fraction(context: click.Context, option: click.Parameter, value: float) -> float:
+    """Refuses what is no fraction from 0 to below 1."""
     if not 0 <= value < 1:  # also refuses nan
         raise click.BadParameter(f"{value} is not a fraction from 0 to below 1, such as 0.10")
     return value
 
 
-def _seconds(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+def seconds(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Refuses what is no positive number of seconds."""
     if value is not None and not 0 < value < math.inf:
         raise click.BadParameter(f"{value} is not a positive number of seconds")
     return value
@@ -93,7 +95,7 @@ PLANNING_OPTIONS = (
         type=float,
         default=0.10,
         show_default=True,
-        callback=_fraction,
+        callback=fraction,
         metavar="F",
         help="Fraction of each device's memory that a plan must leave free.",
     ),
@@ -129,7 +131,7 @@ PLANNING_OPTIONS = (
     click.option(
         "--time-limit",
         type=float,
-        callback=_seconds,
+        callback=seconds,
         metavar="S",
         help="Stop searching after so many seconds; the report then says how far from proven.",
     ),
@@ -150,7 +152,7 @@ PLANNING_OPTIONS = (
         "--policy",
         type=FILE,
         metavar="F",
-        help="A policy trained before, for --search rl.",
+        help="A policy trained on the blocks of other models, for --search rl (docs/samplers.md).",
     ),
     click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search."

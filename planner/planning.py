@@ -6,44 +6,36 @@ scores a plan that exists, edited or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from claw_plan.planner.baseline import Baseline, baseline_of, training_of
 from claw_plan.planner.baselines.recognise import read_setting
 from claw_plan.planner.baselines.setting import Setting
-from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import InfeasiblePlan, PlanError
 from claw_plan.planner.explain import infeasible_message, reasons
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.pinned import batch_refusal, check_pinned
-from claw_plan.planner.plan import Plan, load_plan
-from claw_plan.planner.plan_check import check_plan, model_of_plan
-from claw_plan.planner.plan_stages import cuts_of_plan
+from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_writer import write_plan
+from claw_plan.planner.planned import open_planned
+from claw_plan.planner.posing import Progress, pose_problem
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.refine import SearchSettings, refine
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import Choice, Searched, search_space
 from claw_plan.planner.space import Space
-from claw_plan.planner.trace import trace
-from claw_plan.planner.vocabulary_parallel import STYLES
 from claw_plan.profiles.cluster import Cluster
-from claw_plan.profiles.cluster_file import cluster_from_mapping, load_cluster
-from claw_plan.profiles.cost_model import ClusterCostModel
+from claw_plan.profiles.cluster_file import load_cluster
 from claw_plan.profiles.profile import Profile, load_profile
 from claw_plan.profiles.trainer import NEUTRAL, Trainer
-from claw_plan.profiles.trainers import DEFAULT as DEFAULT_TRAINER
-from claw_plan.profiles.trainers import load_trainers
 from claw_plan.profiles.work import PRECISIONS
 
 DEFAULT_GLOBAL_BATCH = 256
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +84,20 @@ class PlanningResult:
     given: Baseline | None = None
 
 
-def make_plan(request: PlanningRequest) -> PlanningResult:
-    """Plans a model. Raises InputError, TraceError, PlanError or InfeasiblePlan."""
+@dataclass(frozen=True, kw_only=True)
+class Posed:
+    """A request whose model is traced: the problem, and what plans say beside it."""
+
+    problem: Problem
+    assumed: tuple[str, ...]
+    model: LoadedModel
+    profile: Profile | None
+    profile_name: str
+    setting: Setting | None
+
+
+def pose(request: PlanningRequest) -> Posed:
+    """Reads what is asked for. Raises InputError, TraceError or PlanError."""
     say = request.progress or (lambda what, done: None)
     cluster = load_cluster(request.cluster)
     check_pinned(request.fix, cluster)
@@ -102,6 +106,24 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     model = load_model(request.model, build=request.build, inputs=request.inputs)
     profile, profile_name = _find_profile(request.profile, request.cluster, cluster)
     problem, assumed = _pose(request, cluster, model, profile, setting)
+    return Posed(
+        problem=problem,
+        assumed=(*assumed, *cluster.assumptions, *_said_of(problem.trainer)),
+        model=model,
+        profile=profile,
+        profile_name=profile_name,
+        setting=setting,
+    )
+
+
+def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningResult:
+    """Plans a model; the slowest device counts for all. `posed` is the request if it is read.
+
+    Raises InputError, TraceError, PlanError or InfeasiblePlan.
+    """
+    posed = posed or pose(request)
+    say = request.progress or (lambda what, done: None)
+    problem, setting = posed.problem, posed.setting
     scorer = Scorer(problem)
     space = Space(problem, request.fix)
     say("scoring the baselines", 0.2)
@@ -127,9 +149,9 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
     plan = write_plan(
         problem,
         best,
-        model,
+        posed.model,
         folder=request.output_folder,
-        profile=profile_name,
+        profile=posed.profile_name,
         search=asdict(found.report),
     )
     return PlanningResult(
@@ -142,12 +164,10 @@ def make_plan(request: PlanningRequest) -> PlanningResult:
         },
         search=found.report,
         graph=problem.graph,
-        cluster=cluster,
+        cluster=problem.cluster,
         assumptions=(
-            *assumed,
-            *cluster.assumptions,
+            *posed.assumed,
             *problem.cost.assumptions,
-            *_said_of(problem.trainer),
             *problem.graph.assumptions,
         ),
         reasons=(*refined.sentences, *reasons(scorer, space, found, best)),
@@ -228,41 +248,7 @@ def _pose(
         seed=request.seed,
         clip_norm=request.clip_norm or settings.get("clip_norm"),
     )
-    return _problem(model, cluster, training, profile, request.progress), assumed
-
-
-def _problem(
-    model: LoadedModel,
-    cluster: Cluster,
-    training: Training,
-    profile: Profile | None,
-    progress: Progress | None,
-) -> Problem:
-    say = progress or (lambda what, done: None)
-    graph = trace(
-        model,
-        seq_len=training.seq_len,
-        dtype=training.precision,
-        progress=lambda what: say(what, 0.1),
-    )
-    return Problem(
-        graph=graph,
-        cluster=cluster,
-        training=replace(training, seq_len=graph.seq_len),
-        **_costs(cluster, profile),
-    )
-
-
-def _costs(cluster: Cluster, profile: Profile | None) -> dict[str, Any]:
-    """The cost model, and what software adds to it: as published runs tell, or as a profile does.
-
-    On CPUs only a profile tells, and a collective there stops the computation anyway.
-    """
-    is_known = profile is not None and bool(profile.measurements)
-    if cluster.backend == "gloo" or is_known:
-        return {"cost": ClusterCostModel(cluster, profile), "trainer": NEUTRAL}
-    trainer = load_trainers()[DEFAULT_TRAINER]
-    return {"cost": ClusterCostModel(cluster, profile, with_launches=False), "trainer": trainer}
+    return pose_problem(model, cluster, training, profile, request.progress), assumed
 
 
 def _best_precision(cluster: Cluster) -> str:
@@ -332,62 +318,5 @@ def simulate_plan(path: Path, profile: Path | None = None) -> Scored:
 
 def simulate_under(path: Path, profiles: Sequence[Profile | None]) -> list[Scored]:
     """The plan file's score under each profile; the model is traced once."""
-    plan = load_plan(path)
-    candidate = check_plan(plan, path.name)
-    model = model_of_plan(plan, path)
-    cluster = _used(plan, cluster_from_mapping(plan.cluster, f"{path.name}: cluster"))
-    settings = plan.training
-    training = Training(
-        global_batch=settings.global_batch,
-        seq_len=settings.seq_len,
-        precision=settings.precision,
-        optimizer=settings.optimizer,
-        memory_headroom=0.0,
-        seed=settings.seed,
-        clip_norm=settings.clip_norm,
-    )
-    problem = _problem(model, cluster, training, None, None)
-    _check_against(problem.graph, candidate, plan)
-    cuts = cuts_of_plan(plan, problem.graph)
-    return [
-        Scorer(
-            Problem(
-                graph=problem.graph,
-                cluster=cluster,
-                training=problem.training,
-                **_costs(cluster, profile),
-            )
-        ).score(candidate, cuts)
-        for profile in profiles
-    ]
-
-
-def _used(plan: Plan, cluster: Cluster) -> Cluster:
-    """The nodes whose devices the plan uses: slower ones that it leaves out slow nothing down."""
-    numbers = sorted({int(name.partition(":")[0]) for name in plan.mesh.devices})
-    return replace(cluster, nodes=tuple(cluster.nodes[number] for number in numbers))
-
-
-def _check_against(graph: ModelGraph, candidate: Candidate, plan: Plan) -> None:
-    """What an edited plan can contradict in the model."""
-    if plan.model.parameters != graph.num_parameters:
-        raise PlanError(
-            f"model.parameters is {plan.model.parameters}, but the model has "
-            f"{graph.num_parameters}; plan again"
-        )
-    tied = {p.names for p in graph.parameters if len(p.names) > 1}
-    if {tuple(tie.parameters) for tie in plan.tied} != tied:
-        named = "; ".join(" = ".join(names) for names in sorted(tied)) or "none"
-        raise PlanError(f"tied must list the model's tied parameters once each: {named}")
-    if candidate.tp > 1 and graph.tp_divides % candidate.tp:
-        raise PlanError(
-            f"candidate.tp is {candidate.tp}, which does not divide {graph.tp_divides} "
-            "(the common divisor of the model's head counts)"
-        )
-    ends = {rule.modules: rule.heads for rule in plan.tensor_parallel if rule.style in STYLES}
-    expected = {rule.module: rule.heads for rule in graph.vocabulary_parallel}
-    if candidate.tp > 1 and ends != expected:
-        named = ", ".join(f"{name} ({rows} rows)" for name, rows in expected.items()) or "none"
-        raise PlanError(
-            f"tensor_parallel must divide those tables and heads that planning divides: {named}"
-        )
+    planned = open_planned(path)
+    return [planned.under(profile).scored for profile in profiles]

@@ -49,10 +49,14 @@ def test_the_options_keep_their_order_in_the_help() -> None:
         "clip_norm",
         "memory_headroom",
         "fix",
+        "baseline",
         "build",
         "inputs",
         "profile",
         "time_limit",
+        "search",
+        "storage",
+        "policy",
         "seed",
     ]
 

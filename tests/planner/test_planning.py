@@ -229,7 +229,7 @@ def test_the_users_own_setting_stands_beside_and_never_wins_unseen(tmp_path):
     result = planned(GPT, "dgx-a100-80gb", baseline=script)
     training, given = result.plan.training, result.given
     assert (training.global_batch, training.seq_len, training.clip_norm) == (64, 512, 1.0)
-    assert any("global_batch 64 (train.sh:2" in text for text in result.assumptions)
+    assert any("global_batch 64 (train.sh:3" in text for text in result.assumptions)
     assert given.name == "Megatron-LM: train.sh" and given.scored.fits
     assert (given.scored.candidate.tp, given.scored.candidate.dp_shard) == (2, 4)
     assert result.best.step_time_ns <= given.scored.step_time_ns
