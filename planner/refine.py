@@ -53,7 +53,10 @@ Knobs = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What `--search`, `--storage`, `--policy` and `--seed` say; no searcher, no refinement."""
+    """What `--search`, `--storage`, `--policy` and `--seed` say; no searcher, no refinement.
+
+    The storage keeps the refinement's study; the policy has learned to choose block by block.
+    """
 
     searcher: str | None = None
     storage: str | None = None
@@ -212,22 +215,23 @@ def refine(
             raise PlanError("--storage and --policy belong to a --search; name one, as tpe or rl")
         return Refined(choice=base, sentences=())
     choices = PlanChoices(scorer, base, fix)
+    if settings.policy is not None and searcher != "rl":
+        raise PlanError(f"--policy is read by --search rl, but --search is {searcher}")
     if not choices.sizes:
         said = f"--search {searcher}: the plan has no cut or knob to refine"
-        return Refined(choice=base, sentences=(said, *layer_gain(scorer, base, searcher)))
+        return Refined(choice=base, sentences=(said, *layer_gain(scorer, base, settings)))
     answer = search_choices(
         choices,
         searcher,
         budget=EVALUATIONS,
         seed=settings.seed,
         storage=settings.storage,
-        policy=settings.policy,
     )
     before = choices.base_ns
     better = choices.choice(answer.assignment)
     found = better if better is not None and answer.fits and answer.time_ns < before else base
     said = _said(searcher, len(choices.sizes), base, found, before, answer.time_ns)
-    return Refined(choice=found, sentences=(said, *layer_gain(scorer, found, searcher)))
+    return Refined(choice=found, sentences=(said, *layer_gain(scorer, found, settings)))
 
 
 def _said(
@@ -248,21 +252,24 @@ def _said(
     return f"{what}: {saved:.2%} faster with {', '.join(changed)}"
 
 
-def layer_gain(scorer: Scorer, base: Choice, searcher: str) -> tuple[str, ...]:
+def layer_gain(scorer: Scorer, base: Choice, settings: SearchSettings) -> tuple[str, ...]:
     """What choosing recompute and resharding block by block would save of the step.
 
     Both are scored on idle links, as `per_layer` has them. No plan holds such choices: a stage's
     blocks are all treated alike but for `recompute_blocks`.
     """
     candidate = replace(base[0], recompute_blocks=0, reshard_ranks=0, blocks_per_group=1)
-    if layer_refusal(scorer, candidate):
-        return ()
+    searcher, why = settings.searcher, layer_refusal(scorer, candidate)
+    if why:
+        return (f"--policy was not used: {why}",) if settings.policy is not None else ()
     choices = layer_choices(scorer, candidate)
     alike = [(option,) * choices.num_blocks for option in range(len(choices.options))]
     answer = search_choices(
         choices,
-        "auto" if searcher == "exhaustive" else searcher,
+        searcher if searcher and searcher != "exhaustive" else "auto",
         budget=LAYER_EVALUATIONS,
+        seed=settings.seed,
+        policy=settings.policy,
         known=alike,
     )
     if not answer.fits:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.per_layer_costs import layer_choices
+from claw_plan.planner.policy_search import pretrain, save_policy
 from claw_plan.planner.refine import PlanChoices, SearchSettings, layer_gain, refine
 from claw_plan.planner.score import Scorer
 
@@ -80,6 +83,20 @@ def test_choices_of_blocks_are_told_and_said_not_to_run(toys):
     cluster = toys.cluster(nodes=2, devices=2)
     scorer = Scorer(toys.problem(toys.graph(layers=5), cluster))
     base = (Candidate(dp_shard=4), ((0, 7),))
-    (sentence,) = layer_gain(scorer, base, "auto")
+    (sentence,) = layer_gain(scorer, base, SearchSettings("auto"))
     assert "chosen block by block" in sentence and "not run" in sentence
-    assert layer_gain(scorer, (replace(base[0], zero=2), base[1]), "auto") == ()
+    other = (replace(base[0], zero=2), base[1])
+    assert layer_gain(scorer, other, SearchSettings("auto")) == ()
+    (unused,) = layer_gain(scorer, other, SearchSettings("rl", policy=Path("policy.json")))
+    assert unused.startswith("--policy was not used")
+
+
+def test_a_policy_trained_on_blocks_is_used_for_blocks(toys, tmp_path):
+    scorer = Scorer(toys.problem(toys.graph(layers=5), toys.cluster(nodes=2, devices=2)))
+    base = (Candidate(dp_shard=4), ((0, 7),))
+    path = tmp_path / "policy.json"
+    save_policy(pretrain([layer_choices(scorer, base[0])], 3, 0), path)
+    refined = refine(scorer, base, {}, SearchSettings("rl", policy=path))
+    assert "chosen block by block" in refined.sentences[-1]
+    with pytest.raises(PlanError, match="read by --search rl"):
+        refine(scorer, base, {}, SearchSettings("tpe", policy=path))
