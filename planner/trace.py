@@ -18,7 +18,14 @@ from claw_plan.planner.chain import FOLDS
 from claw_plan.planner.errors import TraceError
 from claw_plan.planner.fake_build import REAL_LIMIT_BYTES, build_fake
 from claw_plan.planner.fit import Fit, ProgramChanges
-from claw_plan.planner.graph import PLAIN, ModelGraph, Parameter, Unit, UnitCost
+from claw_plan.planner.graph import (
+    PLAIN,
+    ModelGraph,
+    Parameter,
+    TensorParallelRule,
+    Unit,
+    UnitCost,
+)
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.recorder import Recording
 from claw_plan.planner.subject import Subject
@@ -187,7 +194,7 @@ def _assemble(
         buffer_bytes=sum(b.numel() * b.element_size() for b in _buffers(subject)),
         units=units,
         costs={name: tuple(each[unit] for unit in distinct) for name, each in costs.items()},
-        tensor_parallel=divided.finding.rules,
+        tensor_parallel=_rules(subject, divided, units),
         vocabulary_parallel=divided.vocabulary,
         no_tensor_parallel=divided.finding.reason,
         no_sequence_parallel=divided.finding.no_sequence_parallel,
@@ -200,6 +207,22 @@ def _assemble(
             for name, value in subject.batch(2).items()
         },
         assumptions=tuple(assumptions),
+    )
+
+
+def _rules(
+    subject: Subject, divided: DividedTrace, units: Sequence[Unit]
+) -> tuple[TensorParallelRule, ...]:
+    """The rules of the blocks, naming structures as units do."""
+    now = {id(module): name for name, module in subject.module.named_modules()}
+    structure = {
+        now[id(block)]: units[place + 1].structure
+        for place, block in zip(subject.kept, subject.blocks, strict=True)
+    }
+    found = [{structure[name] for name in names} for names in divided.finding.structures]
+    return tuple(
+        replace(rule, structures=tuple(sorted(set().union(*(found[i] for i in rule.structures)))))
+        for rule in divided.finding.rules
     )
 
 

@@ -287,3 +287,53 @@ def test_what_is_inexact_is_said_without_a_sequence_too(tmp_path: Path) -> None:
     assert graph.tp_divides == 4
     assert any("exact at degree 2 only" in said for said in graph.assumptions)
     assert graph.no_sequence_parallel == "the model's inputs have no sequence"
+
+
+PAIRS = """
+import torch
+import torch.nn as nn
+
+
+class Forward(nn.Module):
+    def __init__(self, width, name):
+        super().__init__()
+        self.name = name
+        setattr(self, name, nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 16)))
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.layers = nn.ModuleList(
+            nn.ModuleList([Forward(32, "a"), Forward(48, "b")]) for _ in range(5)
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        for a, b in self.layers:
+            x = x + a(x)
+            x = x + b(x)
+        return x.square().mean()
+
+
+def example_batch(size):
+    return {"x": torch.randn(size, 3, 16)}
+"""
+
+
+def test_rules_name_the_structures_of_their_own_blocks(tmp_path: Path) -> None:
+    """Blocks of lists of lists, which are unlike in turns; x goes around every one of them."""
+    (tmp_path / "net.py").write_text(PAIRS)
+    graph = trace(load_model(tmp_path / "net.py", build="Net()"), seq_len=None, dtype="float32")
+    names = [f"layers.{index}.{own}" for index in range(5) for own in (0, 1)]
+    assert [unit.name for unit in graph.blocks] == names
+    rules = [rule for rule in graph.tensor_parallel if rule.style != "region"]
+    for unit in graph.blocks:
+        own = {rule.module for rule in rules if unit.structure in rule.structures}
+        letter = "ab"[int(unit.name[-1])]
+        assert own == {f"{letter}.0", f"{letter}.2"}, unit
+    assert graph.tp_divides == 16 and graph.cut_refused.keys() >= set(range(2, 11))
