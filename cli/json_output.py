@@ -79,9 +79,10 @@ def baseline_object(given: Baseline) -> dict[str, Any]:
     return value | split_object(given.scored)
 
 
-def infeasible_object(reason: str) -> dict[str, Any]:
+def infeasible_object(reason: str, levers: Mapping[str, int] | None = None) -> dict[str, Any]:
     """What it prints when no plan fits: every key of `plan_object`, without a value."""
-    return {**dict.fromkeys(PLAN_KEYS), "reason": " ".join(reason.split())}
+    missing = {change: gib(size) for change, size in (levers or {}).items()}
+    return {**dict.fromkeys(PLAN_KEYS), "reason": " ".join(reason.split()), "levers": missing}
 
 
 def score_object(scored: Scored) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from claw_plan.profiles.errors import ClawPlanError
 
 
@@ -26,4 +28,11 @@ class PiecesNeeded(TensorParallelError):
 
 
 class InfeasiblePlan(PlanError):
-    """No candidate (or not the one asked for) fits; the message says by how much and where."""
+    """No candidate (or not the one asked for) fits; the message says by how much and where.
+
+    `levers` maps each change that was tried to the bytes that are still missing after it.
+    """
+
+    def __init__(self, message: str, levers: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.levers = dict(levers or {})

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.errors import InfeasiblePlan
 from claw_plan.planner.group_table import GroupTable
+from claw_plan.planner.levers import levers
 from claw_plan.planner.memory import StageMemory
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search_space import Choice, Searched
@@ -101,8 +103,22 @@ def _binding(best: Scored) -> str:
     )
 
 
+def infeasible(scorer: Scorer, found: Searched) -> InfeasiblePlan:
+    """By how much nothing fits, where, and how far each lever gets."""
+    message, candidate, stage = _closest(scorer, found)
+    told = levers(scorer, candidate, stage)
+    if told:
+        message += "; of it alone, " + ", ".join(lever.text() for lever in told)
+    return InfeasiblePlan(message, {lever.change: lever.missing_bytes for lever in told})
+
+
 def infeasible_message(scorer: Scorer, found: Searched) -> str:
     """By how much nothing fits, where, and the smallest change that would do."""
+    return _closest(scorer, found)[0]
+
+
+def _closest(scorer: Scorer, found: Searched) -> tuple[str, Candidate, StageMemory]:
+    """The candidate that lacks least, told; its fullest stage."""
     closest: dict[tuple[int, int], tuple[int, StageMemory, Choice]] = {}
     for choice in [*found.pruned, *_smallest_of_groups(scorer, found)]:
         missing, stage = _shortage(scorer, choice)
@@ -119,7 +135,8 @@ def infeasible_message(scorer: Scorer, found: Searched) -> str:
         f"on stage {stage.stage} ({listed}) where {format_bytes(stage.capacity_bytes)} may be "
         f"used; {format_bytes(missing)} are missing"
     )
-    return f"{message}; {_smallest_change(scorer, [e[2] for e in closest.values()], stage)}"
+    change = _smallest_change(scorer, [e[2] for e in closest.values()], stage)
+    return f"{message}; {change}", candidate, stage
 
 
 def _smallest_of_groups(scorer: Scorer, found: Searched) -> Iterator[Choice]:

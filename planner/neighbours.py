@@ -1,7 +1,8 @@
 """One knob changed alone: what every neighbour of a candidate would take, or lack.
 
 Degrees share the devices, so a change of tp, pp or dp_replicate is paid by dp_shard (by
-dp_replicate where nothing is sharded) and the devices stay the same. Every neighbour is scored in
+dp_replicate where nothing is sharded; a tp that these cannot pay, by pp) and the devices stay
+the same. Every neighbour is scored in
 full, with its best stage cut; a knob that cannot be changed says why.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
 from claw_plan.planner.candidate import Candidate
@@ -23,8 +25,8 @@ from claw_plan.planner.supported import OFFLOAD, RECOMPUTE, refusal
 class Neighbour:
     """A candidate that differs in `knob` alone, and what follows from it.
 
-    `step_time_ns` is None where `refused` says why it cannot run. `missing_bytes` is what the
-    fullest stage lacks; 0 when it fits.
+    `step_time_ns` is None where `refused` says why it cannot run, or nobody asked.
+    `missing_bytes` is what the fullest stage lacks; 0 when it fits.
     """
 
     knob: str
@@ -41,10 +43,10 @@ class Neighbour:
         return not self.refused and not self.missing_bytes
 
 
-def neighbours(scorer: Scorer, candidate: Candidate) -> list[Neighbour]:
-    """Every neighbour, by knob."""
+def neighbours(scorer: Scorer, candidate: Candidate, *, timed: bool = True) -> list[Neighbour]:
+    """Every neighbour, by knob; their memory alone where they are not to be `timed`."""
     return [
-        _judged(scorer, knob, value, _changed(candidate, knob, value))
+        _judged(scorer, knob, value, _changed(candidate, knob, value), timed)
         for knob, value in _changes(scorer, candidate)
     ]
 
@@ -53,9 +55,7 @@ def _changes(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
     problem = scorer.problem
     graph, ranks = problem.graph, candidate.num_devices // candidate.cp
     degrees = [1] if graph.no_tensor_parallel else divisors(graph.tp_divides)
-    yield from (
-        ("tp", d) for d in degrees if d != candidate.tp and ranks % (d * candidate.pp) == 0
-    )
+    yield from (("tp", d) for d in degrees if d != candidate.tp and ranks % d == 0)
     most = len(graph.blocks)
     yield from (
         ("pp", d)
@@ -83,6 +83,9 @@ def _changes(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
 def _changed(candidate: Candidate, knob: str, value: Any) -> Candidate:
     """The candidate with the knob changed, and what it forces."""
     changed = replace(candidate, **{knob: value})
+    if knob == "tp":
+        ranks = candidate.num_devices // candidate.cp
+        changed = replace(changed, pp=gcd(candidate.pp, ranks // value))
     if knob in ("tp", "pp", "dp_replicate"):
         dp = candidate.num_devices // (changed.tp * changed.pp * changed.cp)
         is_sharded = candidate.dp_shard > 1 or candidate.dp == 1 or knob == "dp_replicate"
@@ -112,7 +115,7 @@ def _settled(candidate: Candidate) -> Candidate:
     return candidate
 
 
-def _judged(scorer: Scorer, knob: str, value: Any, candidate: Candidate) -> Neighbour:
+def _judged(scorer: Scorer, knob: str, value: Any, candidate: Candidate, timed: bool) -> Neighbour:
     neighbour = Neighbour(knob=knob, value=value, candidate=candidate)
     why = refusal(candidate) or _cannot_run(scorer, candidate)
     if why:
@@ -125,7 +128,7 @@ def _judged(scorer: Scorer, knob: str, value: Any, candidate: Candidate) -> Neig
     )
     return replace(
         neighbour,
-        step_time_ns=scorer.step_time_ns(candidate, path.cuts),
+        step_time_ns=scorer.step_time_ns(candidate, path.cuts) if timed else None,
         missing_bytes=max(0, worst.peak_bytes - worst.capacity_bytes),
         stage=worst.stage,
     )

@@ -14,8 +14,8 @@ from typing import Any, TypeGuard
 from claw_plan.planner.baseline import Baseline, baseline_of, training_of
 from claw_plan.planner.baselines.recognise import read_setting
 from claw_plan.planner.baselines.setting import Setting
-from claw_plan.planner.errors import InfeasiblePlan, PlanError
-from claw_plan.planner.explain import infeasible_message, reasons
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.explain import infeasible, infeasible_message, reasons
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.pinned import batch_refusal, check_pinned
@@ -140,7 +140,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
         raise PlanError(space.explain_empty())
     ranked = _with_given(found, given, request.fix)
     if not ranked:
-        raise InfeasiblePlan(infeasible_message(scorer, found))
+        raise infeasible(scorer, found)
     settings = SearchSettings(request.search, request.storage, request.policy, request.seed)
     refined = refine(scorer, ranked[0], request.fix, settings)
     best = scorer.score(*refined.choice)

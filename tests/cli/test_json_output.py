@@ -73,8 +73,9 @@ def test_the_users_own_setting_is_among_the_baselines(result: Any) -> None:
 
 
 def test_when_nothing_fits_the_same_keys_stand_empty() -> None:
-    value = printed(infeasible_object("12 GiB\n too much"))
-    assert tuple(value) == (*PLAN_KEYS, "reason")
+    value = printed(infeasible_object("12 GiB\n too much", {"tp=8": 2**31}))
+    assert tuple(value) == (*PLAN_KEYS, "reason", "levers")
+    assert value.pop("levers") == {"tp=8": 2.0}
     assert value.pop("reason") == "12 GiB too much"
     assert set(value.values()) == {None}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.explain import infeasible_message, reasons
+from claw_plan.planner.explain import infeasible, infeasible_message, reasons
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import search_space
 from claw_plan.planner.space import Space
@@ -59,3 +59,16 @@ def test_what_is_missing_and_where(toys):
         if scorer.memory.stage(Candidate(dp_shard=shards), 0, 0, 6).fits
     ]
     assert f"it would fit on {fitting[0]} such devices (dp_shard={fitting[0]}," in message
+
+
+def test_levers_are_told_with_what_they_leave_missing(toys):
+    cluster = toys.cluster(devices=2, memory_bytes=9_000)
+    problem = toys.problem(toys.graph(layers=4, hidden=0), cluster, global_batch=4)
+    scorer, space = Scorer(problem), Space(problem, {"tp": 1, "pp": 1, "dp_shard": 1})
+    found = search_space(scorer, space)
+    assert not found.ranked
+    error = infeasible(scorer, found)
+    assert error.levers and str(error).startswith(infeasible_message(scorer, found))
+    for change, missing in error.levers.items():
+        said = f"{change} would do" if not missing else f"{change} leaves"
+        assert said in str(error)

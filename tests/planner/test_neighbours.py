@@ -12,7 +12,8 @@ from claw_plan.planner.score import Scorer
 from claw_plan.planner.supported import refusal
 
 COMPENSATE = {"dp_shard", "dp_replicate", "zero"}
-FORCED = {"tp": {"sequence_parallel"}, "pp": {"schedule", "stages_per_rank"}}
+FORCED = {"pp": {"schedule", "stages_per_rank"}}
+FORCED["tp"] = {"sequence_parallel", "pp", *FORCED["pp"]}
 FORCED["schedule"] = {"stages_per_rank"}
 
 
