@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from claw_plan.cli.options import check_can_write, planning_options
 from claw_plan.planner.candidate import parse_fix
@@ -63,3 +64,18 @@ def test_the_options_keep_their_order_in_the_help() -> None:
 
 def test_the_example_of_fix_in_the_help_is_right() -> None:
     assert parse_fix("tp=2,pp=2,schedule=1F1B") == {"tp": 2, "pp": 2, "schedule": "1F1B"}
+
+
+def test_the_searcher_its_storage_and_its_policy_are_read() -> None:
+    seen: dict[str, object] = {}
+
+    @click.command()
+    @planning_options
+    def command(**settings: object) -> None:
+        seen.update(settings)
+
+    given = ["-c", "cpu", "--search", "rl", "--storage", "sqlite:///s.db", "--policy", "p.json"]
+    assert CliRunner().invoke(command, given).exit_code == 0
+    assert (seen["search"], seen["storage"]) == ("rl", "sqlite:///s.db")
+    assert seen["policy"] == Path("p.json")
+    assert CliRunner().invoke(command, ["-c", "cpu", "--search", "tabu"]).exit_code == 2
