@@ -89,7 +89,6 @@ PLANS = {
     "first blocks": Candidate(dp_shard=64, recompute_blocks=2),
     "near": Candidate(dp_shard=64, reshard_ranks=2),
     "together": Candidate(dp_shard=64, blocks_per_group=2),
-    "together apart": Candidate(dp_shard=64, blocks_per_group=3, recompute_blocks=1),
 }
 
 
