@@ -196,7 +196,8 @@ def search_sentence(search: SearchReport) -> str:
     sure = (
         "The best is proven: no other way in this space has a shorter simulated step"
         if search.optimal
-        else f"Not proven: the best of all ways may be up to {percent(search.gap)} faster"
+        else f"Not proven: the best of all ways may be up to {percent(search.gap)} faster, "
+        f"{search.left:,} were not looked at"
     )
     return (
         f"{search.space:,} ways ({knobs}). {search.bound_pruned:,} cannot be faster, "

@@ -44,8 +44,8 @@ class Branch(Generic[T]):
 class SearchReport:
     """What was looked at. `gap` is how much better an unseen candidate could still be.
 
-    `space` = `bound_pruned` + `memory_pruned` + `simulated` (+ those left by a time limit, which
-    count as neither). `space_per_knob` is the number of distinct values of each knob.
+    `space` = `bound_pruned` + `memory_pruned` + `simulated` + `left`, which a limit of time kept
+    from being looked at. `space_per_knob` is the number of distinct values of each knob.
     """
 
     space: int
@@ -55,6 +55,7 @@ class SearchReport:
     simulated: int
     seconds: float
     gap: float
+    left: int = 0
 
     @property
     def optimal(self) -> bool:
@@ -64,7 +65,10 @@ class SearchReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Generic[T]):
-    """All simulated candidates, best first, and the counts."""
+    """All simulated candidates, best first, and the counts.
+
+    `left` candidates were not looked at though they may be faster.
+    """
 
     ranked: tuple[tuple[int, T], ...]
     memory_pruned: int
@@ -116,11 +120,12 @@ def best_first(
         if progress is not None:
             progress(opened, len(heap))
     gap = (best - heap[0][0]) / best if heap and best else 0.0
+    remaining = [(entry[0], entry[3].size) for entry in heap]
     found.sort(key=lambda entry: entry[:2])
     return Outcome(
         ranked=tuple((time_ns, item) for time_ns, _, item in found),
         memory_pruned=memory_pruned,
-        left=sum(entry[3].size for entry in heap),
+        left=sum(size for bound, size in remaining if best is None or bound < best),
         seconds=clock() - start,
         gap=max(0.0, gap),
     )

@@ -201,11 +201,12 @@ def search_space(
     report = SearchReport(
         space=total,
         space_per_knob=space.knob_sizes(),
-        bound_pruned=total - simulated - outcome.memory_pruned,
+        bound_pruned=total - simulated - outcome.memory_pruned - outcome.left,
         memory_pruned=outcome.memory_pruned,
         simulated=simulated,
         seconds=outcome.seconds,
         gap=outcome.gap,
+        left=outcome.left,
     )
     return Searched(
         ranked=tuple(ranked),

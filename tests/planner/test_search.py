@@ -32,7 +32,7 @@ def test_finds_the_minimum_and_counts_every_leaf(leaves, fanout):
 def test_what_does_not_fit_is_counted_and_passed_over():
     outcome = best_first([leaf(0, 1, None), leaf(1, 2, 5), leaf(2, 4, 4), leaf(3, 6, 6)])
     assert [time_ns for time_ns, _ in outcome.ranked] == [4, 5]
-    assert (outcome.memory_pruned, outcome.left) == (1, 1)
+    assert (outcome.memory_pruned, outcome.left) == (1, 0)  # the last cannot be faster
 
 
 def test_a_time_limit_leaves_a_gap():
@@ -42,7 +42,7 @@ def test_a_time_limit_leaves_a_gap():
         [leaf(0, 50, 100), leaf(1, 60, 70)], time_limit_s=1.5, clock=lambda: float(next(ticks))
     )
     assert [time_ns for time_ns, _ in outcome.ranked] == [100]
-    assert outcome.gap == 0.4  # the unseen leaf may be as fast as 60
+    assert (outcome.gap, outcome.left) == (0.4, 1)  # the unseen leaf may be as fast as 60
 
 
 def test_equal_times_keep_the_order_given():
@@ -59,4 +59,4 @@ def test_what_was_ruled_out_together_is_counted_together():
 def test_what_is_known_ends_the_search_early():
     """A branch that cannot be faster is not opened; of equal times what was opened comes first."""
     outcome = best_first([leaf(1, 4, 5), leaf(2, 6, 6)], known=[(5, 0)])
-    assert outcome.ranked == ((5, 1), (5, 0)) and outcome.left == 1
+    assert outcome.ranked == ((5, 1), (5, 0)) and outcome.left == 0

@@ -9,10 +9,13 @@ import pytest
 
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.search_space import search_space
+from claw_plan.planner.search_space import may_be_cut_otherwise, search_space
 from claw_plan.planner.space import Space
 from claw_plan.profiles.trainer import NEUTRAL
 from claw_plan.profiles.trainers import load_trainers
+
+FEWER = {"offload": "none", "microbatch_size": 1}
+"""Pins that make a space small enough to be simulated whole."""
 
 
 def every_choice(scorer, space):
@@ -29,8 +32,8 @@ def brute_force(scorer, space):
     for candidate, path in every_choice(scorer, space):
         cuts = path.cuts
         if not all(stage.fits for stage in scorer.memory.stages(candidate, cuts)):
-            if candidate.pp == 1 or candidate.stages_per_rank > 1:
-                continue  # stages of a rank that holds several are only cut evenly
+            if not may_be_cut_otherwise(candidate):
+                continue
             path = scorer.bounds.stage_path(candidate, make_fits(scorer.memory, candidate))
             if path is None:
                 continue
@@ -48,8 +51,9 @@ def test_search_equals_brute_force(toys, nodes, devices, precision, kind):
     cluster = toys.cluster(nodes=nodes, devices=devices, kind=kind)
     problem = toys.problem(toys.graph(layers=5), cluster, precision=precision)
     scorer = Scorer(problem)
-    found = search_space(scorer, Space(problem, {}))
-    expected = brute_force(scorer, Space(problem, {}))
+    space = Space(problem, FEWER)
+    found = search_space(scorer, space)
+    expected = brute_force(scorer, space)
     assert found.times_ns[found.ranked[0][0]] == expected[0]
     assert found.report.gap == 0.0 and found.report.optimal
 
@@ -59,8 +63,9 @@ def test_search_equals_brute_force_where_memory_binds(toys, memory_bytes):
     cluster = toys.cluster(nodes=2, devices=2, memory_bytes=memory_bytes, kind="cpu")
     problem = toys.problem(toys.graph(layers=6, hidden=200), cluster)
     scorer = Scorer(problem)
-    found = search_space(scorer, Space(problem, {}))
-    expected = brute_force(scorer, Space(problem, {}))
+    space = Space(problem, FEWER)
+    found = search_space(scorer, space)
+    expected = brute_force(scorer, space)
     assert found.report.memory_pruned > 0
     assert bool(found.ranked) == (expected is not None)
     if expected is not None:
@@ -94,7 +99,7 @@ def random_problem(toys, rng):
 
 
 def answer(problem):
-    scorer, space = Scorer(problem), Space(problem, {})
+    scorer, space = Scorer(problem), Space(problem, FEWER)
     found = search_space(scorer, space)
     return found, found.times_ns[found.ranked[0][0]] if found.ranked else None
 
@@ -105,7 +110,7 @@ def test_search_equals_brute_force_on_random_problems(toys):
     rng, infeasible = random.Random(3), 0
     for _ in range(40):
         problem = random_problem(toys, rng)
-        expected = brute_force(Scorer(problem), Space(problem, {}))
+        expected = brute_force(Scorer(problem), Space(problem, FEWER))
         found, time_ns = answer(problem)
         assert time_ns == (expected[0] if expected else None)
         infeasible += expected is None
@@ -156,3 +161,21 @@ def test_a_pinned_knob_is_kept(toys):
     problem = toys.problem()
     found = search_space(Scorer(problem), Space(problem, {"pp": 2, "schedule": "GPipe"}))
     assert {(c.pp, c.schedule) for c, _ in found.ranked} == {(2, "GPipe")}
+
+
+def test_a_time_limit_leaves_the_gap_that_it_prints(toys):
+    """No time at all: the known candidate is the answer, and the best is within the gap."""
+    problem = toys.problem(toys.graph(layers=5), toys.cluster(nodes=2, devices=2))
+    scorer, space = Scorer(problem), Space(problem, FEWER)
+    known = next(
+        (candidate, path.cuts)
+        for candidate, path in every_choice(scorer, space)
+        if scorer.memory.fits(candidate, path.cuts)
+    )
+    cut = search_space(scorer, space, known=[known], time_limit_s=-1.0)
+    whole = search_space(scorer, space)
+    assert cut.ranked == (known,) and not cut.report.optimal
+    best_ns, known_ns = whole.times_ns[whole.ranked[0][0]], cut.times_ns[known[0]]
+    assert known_ns * (1 - cut.report.gap) <= best_ns < known_ns
+    report = cut.report
+    assert 0 < report.left == report.space - report.bound_pruned - 1
