@@ -61,7 +61,7 @@ def plan(
             result = _make_plan(model, folder, settings, progress)
     except InfeasiblePlan as error:
         if as_json:
-            click.echo(json_text(infeasible_object(str(error))), nl=False)
+            click.echo(json_text(infeasible_object(str(error), error.levers)), nl=False)
         raise
     _write(result, output, trace)
     if as_json:
@@ -76,9 +76,10 @@ def _make_plan(
     """Plans; `folder` is where the plan will lie, since it names the model relative to itself."""
     pinned = parse_fix(settings.pop("fix"))
     progress("loading", 0.0)
-    from claw_plan.planner.planning import PlanningRequest, make_plan
+    from claw_plan.planner.mixed_result import plan_request
+    from claw_plan.planner.planning import PlanningRequest
 
-    return make_plan(
+    return plan_request(
         PlanningRequest(
             model=model,
             fix=pinned,
@@ -102,7 +103,7 @@ def _write(result: PlanningResult, output: Path | None, trace: Path | None) -> N
 def _write_trace(scored: Scored, trace: Path | None, name: str) -> None:
     if trace is None:
         return
-    write_trace(scored.timeline, trace, f"{name}: {scored.candidate.short()}")
+    write_trace(scored.timeline, trace, f"{name}: {scored.short}")
     say(f"wrote the simulated step to {trace}; open it at ui.perfetto.dev")
 
 
@@ -122,9 +123,9 @@ def simulate(plan_file: Path, profile: Path | None, trace: Path | None, as_json:
     check_can_write(trace, inputs=(plan_file, profile))
     with stdout_kept_clean(), collected_rarely(), ProgressBar() as progress:
         progress("loading", 0.0)
-        from claw_plan.planner.planning import simulate_plan
+        from claw_plan.planner.mixed_result import simulate_file
 
-        scored = simulate_plan(plan_file, profile)
+        scored = simulate_file(plan_file, profile)
     _write_trace(scored, trace, plan_file.name)
     reason = _why_it_does_not_fit(scored)
     if as_json:

@@ -125,9 +125,8 @@ def describe_cluster(cluster: Cluster) -> str:
 
 
 def _best_panel(scored: Scored, title: str) -> Panel:
-    candidate = scored.candidate
     text = Text()
-    text.append(candidate.short() + "\n", style="bold green")
+    text.append(scored.short + "\n", style="bold green")
     text.append(f"{format_ns(scored.step_time_ns)} a step", style="bold")
     text.append(f", {format_count(scored.samples_per_s)} samples/s")
     if scored.tokens_per_s is not None:
@@ -136,7 +135,7 @@ def _best_panel(scored: Scored, title: str) -> Panel:
         text.append(f", MFU {percent(scored.mfu)}")
     fullest = max(scored.memory, key=lambda stage: stage.peak_bytes / stage.capacity_bytes)
     text.append(
-        f"\n{candidate.num_devices} devices, at most {format_bytes(fullest.peak_bytes)} "
+        f"\n{scored.num_devices} devices, at most {format_bytes(fullest.peak_bytes)} "
         f"of {format_bytes(fullest.capacity_bytes)} usable on each"
     )
     return Panel(text, title=title, title_align="left", border_style="green")
@@ -181,7 +180,7 @@ def _add_scored(table: Table, name: str, scored: Scored, best: Scored) -> None:
         rate = f"{format_count(scored.samples_per_s)} smp"
     table.add_row(
         escape(name),
-        escape(scored.candidate.short()),
+        escape(scored.short),
         format_ns(scored.step_time_ns),
         "" if scored is best else percent(slower, sign=True),
         rate,

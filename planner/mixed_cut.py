@@ -40,8 +40,7 @@ class Chain(NamedTuple):
     most: Int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One stage of an answer: its kind, how it recomputes, and its units."""
 
     kind: int
@@ -108,6 +107,17 @@ def least_bottleneck(chain: Chain, floor_ns: int = 0) -> tuple[int, Filled] | No
     return high, best
 
 
+def bottleneck_ns(chain: Chain, arrangement: Arrangement) -> int:
+    """The time of its slowest stage."""
+    return max(
+        int(
+            chain.total_ns[run.kind, run.recompute, run.stop]
+            - chain.total_ns[run.kind, run.recompute, run.start]
+        )
+        for run in arrangement
+    )
+
+
 def fill(chain: Chain, limit_ns: int) -> Filled:
     """The furthest front of every number of stages of each kind."""
     strides = _strides(chain.most)
@@ -172,7 +182,10 @@ def legal_starts(num_units: int, may_start: Sequence[int]) -> Int:
 
 
 def arrangements(chain: Chain) -> Iterator[Arrangement]:
-    """Every way of laying the chain out: all orders, cuts and recomputations that fit."""
+    """All orders and cuts of the chain, each stage in the first way that fits.
+
+    Ways are ordered by time, so that no later one makes a step shorter.
+    """
     yield from _complete(chain, len(chain.legal) - 1, (), chain.most.tolist())
 
 
@@ -185,17 +198,19 @@ def _complete(
     kinds, ways, depth, _ = chain.lowest.shape
     at = min(len(behind), depth - 1)
     for kind in range(kinds):
+        end = stop
         for way in range(ways if left[kind] else 0):
             start = int(chain.legal[chain.lowest[kind, way, at, stop]])
-            while start < stop:
+            while start < end:
                 rest = [count - (index == kind) for index, count in enumerate(left)]
                 yield from _complete(chain, start, (Run(kind, way, start, stop), *behind), rest)
                 start = int(chain.legal[start + 1])
+            end = min(end, int(chain.legal[chain.lowest[kind, way, at, stop]]))
 
 
 def count_arrangements(chain: Chain) -> int:
     """How many `arrangements` there are, memory aside."""
-    ways, end = chain.total_ns.shape[1], len(chain.legal) - 1
+    end = len(chain.legal) - 1
     inner = len({int(start) for start in chain.legal if 0 < start < end})
     longest = inner + 1
     sequences = [1] + [0] * longest  # of so many stages: in how many orders their kinds may stand
@@ -204,4 +219,4 @@ def count_arrangements(chain: Chain) -> int:
             sum(comb(n, i) * sequences[n - i] for i in range(min(most, n) + 1))
             for n in range(longest + 1)
         ]
-    return sum(comb(inner, n - 1) * ways**n * sequences[n] for n in range(1, longest + 1))
+    return sum(comb(inner, n - 1) * sequences[n] for n in range(1, longest + 1))

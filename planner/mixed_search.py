@@ -17,6 +17,7 @@ from claw_plan.planner.mixed_bound import MixedBounds
 from claw_plan.planner.mixed_cut import (
     Arrangement,
     arrangements,
+    bottleneck_ns,
     count_arrangements,
     least_bottleneck,
 )
@@ -97,24 +98,33 @@ class _Searcher:
         found = least_bottleneck(chain, floor_ns)
         if found is None:
             return Evaluated(None, None)
-        bottleneck_ns, filled = found
+        least_ns, filled = found
         some: Iterable[Arrangement]
         if count_arrangements(chain) <= MOST_ARRANGEMENTS:
             some = arrangements(chain)
         else:
             some = [filled.arrangement(state) for state in filled.ends()[:PROPOSED]]
-            self.left_ns.append(bottleneck_ns + self.overhead_ns)
-        return [self._leaf(self.space.mixed(way, one)) for one in some]
+            self.left_ns.append(least_ns + self.overhead_ns)
+        return [
+            Branch(
+                bottleneck_ns(chain, one) + self.overhead_ns,
+                (*_order(way), one),
+                1,
+                partial(self._play, way, one),
+            )
+            for one in some
+        ]
 
-    def _leaf(self, mixed: MixedCandidate) -> Branch[MixedCandidate | None]:
-        bound_ns = self.bounds.step_ns(mixed)
-        order = (2, mixed.num_devices, len(mixed.ranks), mixed)
+    def _play(self, way: Way, arrangement: Arrangement) -> Iterable[Branch[MixedCandidate | None]]:
+        """One arrangement, its schedule played."""
+        mixed = self.space.mixed(way, arrangement)
+        order = (*_order(way), arrangement)
 
         def evaluate() -> Evaluated[MixedCandidate | None]:
             scorer = self.space.scorer
             return Evaluated(mixed, scorer.step_time_ns(mixed) if scorer.fits(mixed) else None)
 
-        return Branch(bound_ns, order, 1, evaluate)
+        return [Branch(self.bounds.step_ns(mixed), order, 1, evaluate)]
 
 
 def _order(way: Way) -> tuple[object, ...]:

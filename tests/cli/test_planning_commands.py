@@ -39,8 +39,8 @@ class Planner:
 @pytest.fixture
 def planner(result: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Planner:
     fake = Planner(result)
-    monkeypatch.setattr(planning, "make_plan", fake.make_plan)
-    monkeypatch.setattr(planning, "simulate_plan", fake.simulate_plan)
+    monkeypatch.setattr(mixed_result, "plan_request", fake.make_plan)
+    monkeypatch.setattr(mixed_result, "simulate_file", fake.simulate_plan)
     monkeypatch.chdir(tmp_path)
     return fake
 

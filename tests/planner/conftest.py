@@ -5,10 +5,13 @@ The toys are small enough to follow by hand, for the tests of the search.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -306,3 +309,15 @@ class RankThreads:
 @pytest.fixture(scope="session")
 def rank_threads() -> type[RankThreads]:
     return RankThreads
+
+
+@pytest.fixture(scope="session")
+def mixed_toys() -> Any:
+    """The toys of mixed_toys.py: clusters of several kinds."""
+    name = Path(__file__).with_name("mixed_toys.py")
+    spec = importlib.util.spec_from_file_location(name.stem, name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name.stem] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
