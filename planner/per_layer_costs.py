@@ -13,9 +13,8 @@ from itertools import pairwise, product
 import numpy as np
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.data_bound import DataBounds, GroupTraffic, floor_ns
+from claw_plan.planner.data_bound import DataBounds
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.lower_data import GATHER_COPY, memory_work
 from claw_plan.planner.memory_states import held_parts
 from claw_plan.planner.memory_units import UnitMemory
 from claw_plan.planner.per_layer import (
@@ -69,7 +68,8 @@ class _Costs:
         self._candidate = candidate
         self._units = len(self._problem.graph.units)
         self._data = DataBounds(self._problem, self._shards)
-        self._traffic = self._data.traffic(candidate, 0, self._units)
+        near = replace(candidate, reshard_ranks=self._node_ranks())
+        self._traffic = self._data.traffic(near, 0, self._units)
         groups = self._shards.groups(0, self._units, candidate.tp, candidate.shard_ranks)
         self._groups = [groups.get(unit, GroupSize()) for unit in range(self._units)]
         self._root = groups[ROOT]
@@ -150,7 +150,8 @@ class _Costs:
     def _kept(self, unit: int, option: LayerOption) -> int:
         """Gathered parameters that stay from forward to backward."""
         if option.parameters == NODE:
-            return -(-self._whole(unit) // self._node_ranks())
+            shards = self._candidate.shard_ranks // self._node_ranks()
+            return self._compute_bytes * shards * self._groups[unit].shard
         return self._whole(unit) if option.parameters == KEEP else 0
 
     def _of(self, unit: int, option: LayerOption) -> UnitMemory:
@@ -210,9 +211,11 @@ class _Costs:
             again = self._problem.recompute_time(unit, *self._size(), option.recompute)
             total, kernels = total + again.total_ns, kernels + again.compute_ns
         traffic = self._traffic.units
-        beside = 0 if option.parameters == KEEP else self._moved(unit, option).gather_alone_ns
+        beside = self._gather_alone_ns(unit, option)
         if unit + 1 < self._units:
             beside += traffic[unit + 1].reduce_alone_ns
+        if option.parameters == NODE:  # copied out in forward, where the next gather may hide it
+            total += traffic[unit].keep_ns
         return total + traffic[unit].cast_ns + self._lost(kernels, beside)
 
     def _lost(self, kernels_ns: int, beside_ns: int) -> int:
@@ -225,21 +228,16 @@ class _Costs:
         return variant_of(candidate), candidate.microbatch_size, candidate.tp
 
     def _gather_ns(self, unit: int, option: LayerOption) -> int:
-        return 0 if option.parameters == KEEP else self._moved(unit, option).gather_ns
-
-    def _moved(self, unit: int, option: LayerOption) -> GroupTraffic:
-        """A gather before the backward: over all shards, or those of a node."""
+        """Before the backward: over all shards, or those of a node."""
         traffic = self._traffic.units[unit]
-        size = self._groups[unit]
-        if option.parameters != NODE or not size.whole:
-            return traffic
-        cost, compute = self._problem.cost, self._compute_bytes
-        whole = compute * size.whole
-        copied = cost.op(memory_work(GATHER_COPY, 2 * whole, "forward")).ns
-        alone = floor_ns(
-            self._problem.collective("all_gather", whole, self._node_ranks(), 1, by_data=True)
-        )
-        return traffic._replace(gather_ns=copied + alone, gather_alone_ns=alone)
+        kinds = {RESHARD: traffic.gather_ns, NODE: traffic.near_ns, KEEP: 0}
+        return kinds[option.parameters]
+
+    def _gather_alone_ns(self, unit: int, option: LayerOption) -> int:
+        """The same without copies."""
+        traffic = self._traffic.units[unit]
+        kinds = {RESHARD: traffic.gather_alone_ns, NODE: traffic.near_alone_ns, KEEP: 0}
+        return kinds[option.parameters]
 
     def ends(self) -> StepEnds:
         """What is the same for all assignments."""
@@ -272,7 +270,7 @@ class _Costs:
         gathers = [self._gather_ns(unit, plain) for unit in range(self._units)]
         for unit, following in pairwise([*range(self._units), self._units]):
             time = self._problem.pass_time(unit, *self._size(), False)
-            beside = self._moved(unit, plain).gather_alone_ns
+            beside = self._gather_alone_ns(unit, plain)
             runs = time.total_ns + self._lost(time.compute_ns, beside)
             coming = gathers[following] if following < self._units else 0
             total += max(runs, coming) if self._overlaps else runs + coming

@@ -41,6 +41,22 @@ def test_alike_blocks_equal_the_candidate(toys, mode, microbatch, precision, kin
     assert 0 <= time_ns - scorer.bounds.candidate_ns(alike, path) <= 2 * 5 * 8
 
 
+@pytest.mark.parametrize("mode", ["none", "full"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_shards_within_a_node_equal_reshard_ranks(toys, mode, precision):
+    problem = toys.problem(
+        toys.graph(layers=5, tied=False), toys.cluster(nodes=2, devices=2), precision=precision
+    )
+    scorer, candidate = Scorer(problem), Candidate(dp_shard=4)
+    choices = layer_choices(scorer, candidate)
+    time_ns, peak_bytes = score_of(choices, choices.uniform(LayerOption(mode, "node")))
+    alike = replace(candidate, recompute=mode, reshard_ranks=2)
+    path = scorer.bounds.stage_path(alike)
+    assert peak_bytes == scorer.memory.stages(alike, path.cuts)[0].peak_bytes
+    # In a forward that waits for gathers the copies of what is kept are free.
+    assert 0 <= time_ns - scorer.bounds.candidate_ns(alike, path) <= 2 * 5 * (8 + 30)
+
+
 def test_what_stays_gathered_saves_gathers_and_takes_memory(toys):
     cluster = toys.cluster(nodes=2, devices=2)
     scorer = Scorer(toys.problem(toys.graph(layers=5), cluster, global_batch=4))
