@@ -79,6 +79,11 @@ class RecordedStage(PipelineStage):
         home = self.stage_index_to_group_rank.get(self.stage_index + step)
         return home is not None and home != self.group_rank
 
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """The messages that bring the gradients of what this stage sent."""
+        _make_contiguous(self.grad_recv_info.get(bwd_chunk_id, ()))
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The forward of one microbatch."""
         self._restore_buffers()
@@ -156,6 +161,13 @@ class RecordedStage(PipelineStage):
 def _as_sent(gradients: Gradients) -> Gradients:
     """Contiguous, as messages must be; behind a permuted input they are not."""
     return tuple(None if gradient is None else gradient.contiguous() for gradient in gradients)
+
+
+def _make_contiguous(received: Sequence[Any]) -> None:
+    """Torch makes its buffers with the strides of gradients that it saw before they were sent."""
+    for each in received:
+        if each.buffer is not None:
+            each.buffer = each.buffer.contiguous()
 
 
 def _leaves_of(output: torch.Tensor | tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:

@@ -8,6 +8,7 @@ comparison. A model too large for one process of this host is compared with fewe
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,18 +67,20 @@ def verify_plans(
     if data is not None:  # says what is wrong with it before any rank starts
         for path in plan_paths:
             make_source(*open_plan(path), data)
-    with tempfile.TemporaryDirectory(prefix="claw-plan-verify-") as folder:
-        job = Job(
-            kind=VERIFY,
-            folder=Path(folder),
-            plans=tuple(path.resolve() for path in plan_paths),
-            steps=steps,
-            device_type=_device_type(plans),
-            data=str(data.resolve()) if data is not None else "",
-            keep_blocks=tuple(blocks_to_keep(plan, plan.model.parameters) for plan in plans),
-        )
-        start_ranks(job, sizes[0], worker=worker)
-        return [_result(job, index) for index in range(len(plan_paths))]
+    folder = Path(tempfile.mkdtemp(prefix="claw-plan-verify-"))
+    job = Job(
+        kind=VERIFY,
+        folder=folder,
+        plans=tuple(path.resolve() for path in plan_paths),
+        steps=steps,
+        device_type=_device_type(plans),
+        data=str(data.resolve()) if data is not None else "",
+        keep_blocks=tuple(blocks_to_keep(plan, plan.model.parameters) for plan in plans),
+    )
+    start_ranks(job, sizes[0], worker=worker)
+    results = [_result(job, index) for index in range(len(plan_paths))]
+    shutil.rmtree(folder)  # after an error it stays: the message names a log in it
+    return results
 
 
 def _device_type(plans: Sequence[Plan]) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,13 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from claw_plan.executor.gradients import share_of_mean
-from claw_plan.executor.pipeline import RecordedStage, _as_sent, make_pipeline, time_sends
+from claw_plan.executor.pipeline import (
+    RecordedStage,
+    _as_sent,
+    _make_contiguous,
+    make_pipeline,
+    time_sends,
+)
 from claw_plan.executor.ranks import Rank
 from claw_plan.planner.plan import PlanSchedule
 
@@ -117,3 +124,9 @@ def test_gradients_are_sent_contiguous() -> None:
     sent, nothing = _as_sent((gradient, None))
     assert sent is not None and sent.is_contiguous() and torch.equal(sent, gradient)
     assert nothing is None
+
+
+def test_gradients_are_received_contiguous() -> None:
+    received = [SimpleNamespace(buffer=torch.empty(4, 17, 8).transpose(0, 1))]
+    _make_contiguous([*received, SimpleNamespace(buffer=None)])
+    assert received[0].buffer.is_contiguous() and received[0].buffer.shape == (17, 4, 8)
