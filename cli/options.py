@@ -113,6 +113,20 @@ PLANNING_OPTIONS = (
         "torchtitan TOML, a DeepSpeed JSON or an Accelerate YAML.",
     ),
     click.option(
+        "--objective",
+        default="step_time",
+        show_default=True,
+        metavar="O",
+        help="What is best: step_time, cost, deadline=<time> (with --steps), goodput, balanced or "
+        "balanced=<balance weight>:<time weight>.",
+    ),
+    click.option(
+        "--steps",
+        type=COUNT,
+        metavar="N",
+        help="Steps that are to be done by the deadline of --objective deadline=<time>.",
+    ),
+    click.option(
         "--build",
         metavar="EXPR",
         help='Expression that makes the model in its own file, as in "GPT(GPTConfig())".',

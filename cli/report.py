@@ -67,7 +67,7 @@ def print_plan_report(
     _print_charts(console, result.best)
     _bullets(console, "Why not another way", result.reasons)
     _bullets(console, "Assumed", result.assumptions)
-    section(console, "Search", Text(search_sentence(result.search)))
+    section(console, "Search", Text(search_sentence(result.search, result.objective)))
     section(console, "Next", Text(next_command, style="bold"))
 
 
@@ -189,17 +189,25 @@ def _add_scored(table: Table, name: str, scored: Scored, best: Scored) -> None:
     )
 
 
-def search_sentence(search: SearchReport) -> str:
+def search_sentence(search: SearchReport, objective: str = "step_time") -> str:
     """How many ways there are, what excluded them, and how sure the answer is."""
     knobs = ", ".join(f"{name} {count}" for name, count in search.space_per_knob.items())
     sure = (
-        "The best is proven: no other way in this space has a shorter simulated step"
+        f"The best is proven: no other way in this space has {_less(objective)}"
         if search.optimal
-        else f"Not proven: the best of all ways may be up to {percent(search.gap)} faster, "
+        else f"Not proven: the best of all ways may be up to {percent(search.gap)} "
+        f"{'faster' if objective == 'step_time' else 'better'}, "
         f"{search.left:,} were not looked at"
     )
     return (
-        f"{search.space:,} ways ({knobs}). {search.bound_pruned:,} cannot be faster, "
+        f"{search.space:,} ways ({knobs}). {search.bound_pruned:,} cannot be "
+        f"{'faster' if objective == 'step_time' else 'better'}, "
         f"{search.memory_pruned:,} do not fit, {search.simulated:,} were simulated "
         f"in {search.seconds:.1f} s. {sure}."
     )
+
+
+def _less(objective: str) -> str:
+    if objective == "step_time":
+        return "a shorter simulated step"
+    return f"less of the objective {objective!r}, by simulated step times"

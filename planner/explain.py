@@ -52,7 +52,7 @@ def reasons(scorer: Scorer, space: Space, found: Searched, best: Scored) -> Iter
             f"{unused} of {scorer.problem.cluster.num_devices} devices are not used: no plan "
             "on more of them is faster"
         )
-    yield _binding(best)
+    yield binds(best)
 
 
 def _why_not(
@@ -88,7 +88,7 @@ def _why_not(
         yield f"{axis}: every candidate with it has a bound above {format_ns(best.step_time_ns)}"
 
 
-def _binding(best: Scored) -> str:
+def binds(best: Scored) -> str:
     """What holds the best plan back most."""
     fullest = max(best.memory, key=lambda stage: stage.peak_bytes / stage.capacity_bytes)
     part, time_ns = max(

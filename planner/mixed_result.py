@@ -46,7 +46,8 @@ SLOWEST = "slowest counts for all"
 def plan_request(request: PlanningRequest) -> PlanningResult:
     """Plans a model. Raises InputError, TraceError, PlanError or InfeasiblePlan."""
     posed = pose(request)
-    if posed.problem.cluster.is_uniform or request.fix or request.baseline or request.search:
+    is_plain = not (request.fix or request.baseline or request.search)
+    if posed.problem.cluster.is_uniform or not is_plain or request.objective != "step_time":
         return make_plan(request, posed)
     refused = ""
     alike: PlanningResult | None = None

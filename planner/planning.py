@@ -15,9 +15,10 @@ from claw_plan.planner.baseline import Baseline, baseline_of, training_of
 from claw_plan.planner.baselines.recognise import read_setting
 from claw_plan.planner.baselines.setting import Setting
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.explain import infeasible, infeasible_message, reasons
+from claw_plan.planner.explain import binds, infeasible, infeasible_message, reasons
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
+from claw_plan.planner.objective import Objective, StepTime, check_met, objective_of, said_of
 from claw_plan.planner.pinned import batch_refusal, check_pinned
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_writer import write_plan
@@ -60,6 +61,8 @@ class PlanningRequest:
     output_folder: Path = Path()
     progress: Progress | None = None
     baseline: Path | None = None
+    objective: str = "step_time"
+    steps: int | None = None
     search: str | None = None
     storage: str | None = None
     policy: Path | None = None
@@ -82,6 +85,7 @@ class PlanningResult:
     assumptions: tuple[str, ...]
     reasons: tuple[str, ...]
     given: Baseline | None = None
+    objective: str = "step_time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +130,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     problem, setting = posed.problem, posed.setting
     scorer = Scorer(problem)
     space = Space(problem, request.fix)
+    objective = objective_of(request.objective, scorer, space, request.steps)
     say("scoring the baselines", 0.2)
     plain = _baselines(scorer, request.fix)
     given = baseline_of(setting, scorer) if setting else None
@@ -135,15 +140,17 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
         known=[choice for choice in plain.values() if _agrees(choice, request.fix)],
         time_limit_s=request.time_limit_s,
         progress=say,
+        objective=None if isinstance(objective, StepTime) else objective,
     )
     if not found.report.space:
         raise PlanError(space.explain_empty())
-    ranked = _with_given(found, given, request.fix)
+    ranked = _with_given(found, given, request.fix, objective)
     if not ranked:
         raise infeasible(scorer, found)
     settings = SearchSettings(request.search, request.storage, request.policy, request.seed)
     refined = refine(scorer, ranked[0], request.fix, settings)
     best = scorer.score(*refined.choice)
+    check_met(objective, best.candidate, best.step_time_ns)
     others = [*ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
     alternatives = [scorer.score(*choice) for choice in others]
     plan = write_plan(
@@ -170,13 +177,24 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
             *problem.cost.assumptions,
             *problem.graph.assumptions,
         ),
-        reasons=(*refined.sentences, *reasons(scorer, space, found, best)),
+        reasons=(
+            *refined.sentences,
+            *(
+                reasons(scorer, space, found, best)
+                if isinstance(objective, StepTime)
+                else (
+                    said_of(objective, problem.cluster, best.candidate, best.step_time_ns),
+                    binds(best),
+                )
+            ),
+        ),
+        objective=objective.name,
         given=given,
     )
 
 
 def _with_given(
-    found: Searched, given: Baseline | None, fix: Mapping[str, Any]
+    found: Searched, given: Baseline | None, fix: Mapping[str, Any], objective: Objective
 ) -> tuple[Choice, ...]:
     """What was simulated, best first, the user's own setting among it where it may be the answer.
 
@@ -187,9 +205,10 @@ def _with_given(
     own = (given.scored.candidate, given.scored.cuts)
     if own in found.ranked or not _agrees(own, fix):
         return found.ranked
-    slower = [c for c in found.ranked if found.times_ns[c[0]] > given.scored.step_time_ns]
-    faster = found.ranked[: len(found.ranked) - len(slower)]
-    return (*faster, own, *slower)
+    valued = [(objective.value(*c, found.times_ns[c[0]]), c) for c in found.ranked]
+    worth = objective.value(*own, given.scored.step_time_ns)
+    better = sum(value <= worth for value, _ in valued)
+    return (*found.ranked[:better], own, *found.ranked[better:])
 
 
 def _said_of(trainer: Trainer) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.group_bounds import RUN, GroupBounds
 from claw_plan.planner.group_table import Group, Int
 from claw_plan.planner.memory import make_fits
+from claw_plan.planner.objective import Objective
+from claw_plan.planner.objective_search import Valued
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search import Branch, Evaluated, SearchReport, best_first
 from claw_plan.planner.space import Space
@@ -175,13 +177,21 @@ def search_space(
     known: Sequence[Choice] = (),
     time_limit_s: float | None = None,
     progress: Callable[[str, float], None] | None = None,
+    objective: Objective | None = None,
 ) -> Searched:
     """The best of the space and the proof; `ranked` is empty when nothing fits.
 
     The answer is no worse than the candidates `known`, whenever the time limit ends the search.
+    Best is the shortest step where no other `objective` is given; the gap is one of its values.
     """
     searcher = _Searcher(scorer, space)
     branches = list(searcher.branches())
+    starts = [(scorer.step_time_ns(*choice), choice) for choice in known]
+    valued = None
+    if objective is not None:
+        valued = Valued(objective, np.unique(space.table.num_devices).tolist())
+        branches = [valued.branch(branch) for branch in branches]
+        starts = [(valued.value(choice, time_ns), choice) for time_ns, choice in starts]
     total = sum(branch.size for branch in branches)
 
     def show(opened: int, remaining: int) -> None:
@@ -190,13 +200,15 @@ def search_space(
 
     outcome = best_first(
         branches,
-        known=[(scorer.step_time_ns(*choice), choice) for choice in known],
+        known=starts,
         time_limit_s=time_limit_s,
         progress=show,
     )
     times_ns = {choice: time_ns for time_ns, choice in outcome.ranked}
+    if valued is not None:
+        times_ns = {choice: valued.times_ns[choice] for choice in times_ns}
     looked_at = sorted((bound, choice) for choice, bound in searcher.looked_at.items())
-    ranked = sorted(times_ns, key=times_ns.__getitem__)
+    ranked = list(times_ns)
     simulated = len(ranked)
     report = SearchReport(
         space=total,

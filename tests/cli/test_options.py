@@ -51,6 +51,8 @@ def test_the_options_keep_their_order_in_the_help() -> None:
         "memory_headroom",
         "fix",
         "baseline",
+        "objective",
+        "steps",
         "build",
         "inputs",
         "profile",

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from claw_plan.cli.main import cli
-from claw_plan.planner import planning
+from claw_plan.planner import mixed_result
 from claw_plan.planner.errors import InfeasiblePlan, PlanError
 from claw_plan.planner.plan import load_plan
 

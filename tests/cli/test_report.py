@@ -112,3 +112,8 @@ def test_a_setting_that_does_not_fit_shows_by_how_much_and_where(result: Any) ->
     assert "out of memory: stage 1 needs 76.0 GiB of 70.0 GiB on each device, 6.0 GiB" in words
     result.given = Baseline(name="x", scored=None, refused="train.sh:4: cp=2 is not simulated")
     assert "train.sh:4: cp=2 is not simulated" in " ".join(report(result, 300).split())
+
+
+def test_the_certificate_names_the_objective(result: Any) -> None:
+    said = search_sentence(result.search, "cost")
+    assert "cannot be better" in said and "less of the objective 'cost'" in said
