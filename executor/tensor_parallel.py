@@ -57,8 +57,12 @@ def _fits_elsewhere(plan: Plan) -> bool:
 def rules_of(
     plan: Plan, model: nn.Module, blocks: Sequence[str]
 ) -> dict[str, list[TensorParallelRule]]:
-    """The plan's rules block by block, with modules named from the block."""
+    """The plan's rules block by block, with modules named from the block.
+
+    Raises PlanError where the blocks are all and a rule is for none: it would divide nothing.
+    """
     rules: dict[str, list[TensorParallelRule]] = {}
+    left = {rule.modules for rule in plan.tensor_parallel if rule.style not in STYLES}
     for block in blocks:
         names = {name for name, _ in model.get_submodule(block).named_modules()}
         for rule in plan.tensor_parallel:
@@ -66,6 +70,11 @@ def rules_of(
                 prefix, _, inner = (rule.modules + ".").partition(named + ".")
                 if rule.style not in STYLES and not prefix and inner.rstrip(".") in names:
                     rules.setdefault(block, []).append(_rule(rule, inner.rstrip(".")))
+                    left.discard(rule.modules)
+    if left and len(blocks) == len(plan.blocks):
+        raise PlanError(
+            f"tensor_parallel names {min(left)}, which is in none of the plan's blocks; plan again"
+        )
     return rules
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from claw_plan.executor.tensor_parallel import rules_of
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.plan import PlanTensorParallel
 from claw_plan.planner.sequence_parallel import divide_sequence
 from claw_plan.planner.tensor_parallel import apply_rules
 from claw_plan.planner.tensor_parallel_search import find_rules
@@ -227,6 +231,22 @@ def test_two_processes_train_like_one_with_two_collectives_a_pass_and_layer(name
 def test_fully_sharded_blocks_on_top_train_like_one(tmp_path):
     for results in results_of(tmp_path, "gpt", dp=2):
         check("gpt", results)
+
+
+def test_a_rule_that_is_for_no_block_is_refused():
+    model = nn.ModuleDict({"h": nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(2))})
+
+    def plan(*modules):
+        rules = [
+            PlanTensorParallel(modules=name, style="colwise", heads=2, weight_dims={})
+            for name in modules
+        ]
+        return SimpleNamespace(blocks=["h.0", "h.1"], tensor_parallel=rules)
+
+    assert rules_of(plan("h[*].0"), model, ["h.0", "h.1"]).keys() == {"h.0", "h.1"}
+    assert rules_of(plan("h.1.0"), model, ["h.0"]) == {}  # it is for another stage
+    with pytest.raises(PlanError, match=r"tensor_parallel names h\.1\.net, which is in none"):
+        rules_of(plan("h[*].0", "h.1.net"), model, ["h.0", "h.1"])
 
 
 if __name__ == "__main__":
