@@ -25,8 +25,6 @@ from claw_plan.planner.search_space import search_space
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.space import Space
 
-SLOWEST = "slowest counts for all"
-
 
 @dataclass(frozen=True, kw_only=True)
 class MixedAnswer:

@@ -40,7 +40,7 @@ from claw_plan.profiles.cost import CostModel
 from claw_plan.profiles.profile import Profile, load_profile
 from claw_plan.profiles.units import format_ns
 
-SLOWEST = "slowest counts for all"
+ALIKE = "all divided alike"
 
 
 def plan_request(request: PlanningRequest) -> PlanningResult:
@@ -102,7 +102,7 @@ def _result(
         best=best,
         alternatives=tuple(others + list(alike.alternatives if alike else ()))[: request.top],
         baselines={
-            SLOWEST: alike.best if alike else refused,
+            ALIKE: alike.best if alike else refused,
             **{f"{name} alone": found for name, found in named.items()},
             **(alike.baselines if alike else {}),
         },

@@ -100,10 +100,8 @@ def best_first(
     found = [(time_ns, maxsize, item) for time_ns, item in known]
     best = min((time_ns for time_ns, _, _ in found), default=None)
     while heap and (best is None or heap[0][0] < best):
-        timed_out = (time_limit_s is not None and clock() - start > time_limit_s) or (
-            most_opened is not None and opened >= most_opened
-        )
-        if timed_out and best is not None:
+        timed_out = time_limit_s is not None and clock() - start > time_limit_s
+        if (timed_out and best is not None) or (most_opened is not None and opened >= most_opened):
             break
         result = heapq.heappop(heap)[3].open()
         opened += 1
