@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from claw_plan.cli.analyze_command import analyze
 from claw_plan.cli.checkpoint_command import checkpoint
 from claw_plan.cli.detect_command import detect
 from claw_plan.cli.explain_command import explain
@@ -97,6 +98,7 @@ for command in (
     plan,
     simulate,
     explain,
+    analyze,
     run,
     verify,
     export,

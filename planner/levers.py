@@ -62,10 +62,10 @@ def _is_smaller(new: Neighbour, old: Neighbour, candidate: Candidate) -> bool:
 
 def _distance(neighbour: Neighbour, candidate: Candidate) -> float:
     """How far the knob is turned: the ratio of degrees, 0 for knobs that have names."""
-    own = getattr(candidate, neighbour.knob)
-    if isinstance(own, str) or not own or not neighbour.value:
+    own, value = getattr(candidate, neighbour.knob), neighbour.value
+    if isinstance(own, str) or not own or not value:
         return 0.0
-    return max(neighbour.value / own, own / neighbour.value)
+    return max(float(value / own), float(own / value))
 
 
 def _outside(scorer: Scorer, stage: StageMemory) -> Iterator[Lever]:

@@ -15,9 +15,9 @@ from typing import Any
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.members import divisors
 from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.space import divisors
 from claw_plan.planner.supported import OFFLOAD, RECOMPUTE, refusal
 
 

@@ -35,9 +35,11 @@ SCALE = 10**12
 
 
 class Objective(Protocol):
-    """How a candidate is valued. `name` is what the report calls it."""
+    """How a candidate is valued."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
 
     def bound(self, time_ns: int, num_devices: int) -> int:
         """The least value of a candidate on so many devices whose step lasts so long or longer."""
