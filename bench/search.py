@@ -6,7 +6,7 @@ Three parts:
 - brute: random small problems, the answer against every candidate simulated;
 - outside: problems whose answer is held against random valid plans, half of them outside the
   space that is searched (stages cut anywhere, schedules with stages and recompute that are only
-  offered by --fix, other bucket sizes).
+  offered by --fix, other numbers of blocks run again or gathered together, other bucket sizes).
 
 Run: python bench/search.py [--only scale|brute|outside] [--problems N] [--plans N] [--write]
 """
@@ -30,6 +30,7 @@ from pathlib import Path
 from claw_plan.planner.bound import Cuts
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import ModelGraph
+from claw_plan.planner.members import divisors
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.problem import Problem, Training
@@ -37,7 +38,7 @@ from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import may_be_cut_otherwise, search_space
 from claw_plan.planner.space import Space
-from claw_plan.planner.supported import RECOMPUTE, refusal
+from claw_plan.planner.supported import OFFLOAD, RECOMPUTE, refusal
 from claw_plan.planner.trace import trace
 from claw_plan.profiles.cluster_file import load_cluster
 from claw_plan.profiles.cost_model import ClusterCostModel
@@ -203,10 +204,14 @@ def brute_rows(problems: int) -> Iterator[str]:
     yield f"| {problems} | {equal} | {infeasible} | {simulated:,} |"
 
 
-def random_fix(rng: random.Random, problem: Problem) -> dict[str, int]:
+def random_fix(rng: random.Random, problem: Problem) -> dict[str, int | str]:
     """Pins that keep a space small enough to simulate whole."""
     most = min(3, len(problem.graph.blocks))
-    return {"pp": rng.randint(1, most), "microbatch_size": rng.choice((1, 2))}
+    return {
+        "pp": rng.randint(1, most),
+        "microbatch_size": rng.choice((1, 2)),
+        "offload": rng.choice(OFFLOAD),
+    }
 
 
 def random_plan(rng: random.Random, scorer: Scorer, space: Space) -> tuple[Candidate, Cuts] | None:
@@ -239,9 +244,15 @@ def random_plan(rng: random.Random, scorer: Scorer, space: Space) -> tuple[Candi
 
 def moved_outside(rng: random.Random, candidate: Candidate) -> Candidate:
     """With knobs that the search does not turn, or not together."""
+    recompute = rng.choice(RECOMPUTE)
+    sharded = candidate.dp_shard > 1
+    inner = [d for d in divisors(candidate.dp_shard) if 1 < d < candidate.dp_shard]
     changed = replace(
         candidate,
-        recompute=rng.choice(RECOMPUTE),
+        recompute=recompute,
+        recompute_blocks=rng.randint(0, 5) if recompute != "none" else 0,
+        reshard_ranks=rng.choice([0, *inner]) if candidate.zero == 3 else 0,
+        blocks_per_group=rng.choice((1, 2, 3, 5)) if sharded else 1,
         bucket_bytes=rng.choice((1_000_000, 5_000_000, 100_000_000)),
     )
     if candidate.pp == 1:

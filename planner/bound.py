@@ -116,6 +116,7 @@ class Bounds:
     problem: Problem
     shards: ShardSizes
     _paths: dict[tuple[object, ...], StagePath | None] = field(default_factory=dict)
+    _times: dict[tuple[object, ...], dict[int, UnitTime]] = field(default_factory=dict)
     _compute: dict[tuple[object, ...], int] = field(default_factory=dict)
     _totals: dict[tuple[object, ...], int] = field(default_factory=dict)
     _played: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict)
@@ -137,10 +138,12 @@ class Bounds:
 
     def _cut(self, candidate: Candidate, fits: Fits | None) -> StagePath | None:
         graph, ranks, per_rank = self.problem.graph, candidate.pp, candidate.stages_per_rank
-        times = [self.structure_times(candidate)[unit.structure] for unit in graph.units]
+        known = self.structure_times(candidate)
+        times = [known[unit.structure] for unit in graph.units]
         last = len(graph.units) - 1
         may_start = [unit for unit in range(2, last) if unit not in graph.cut_refused]
-        total = [time.balanced(candidate) for time in times]
+        balanced = {structure: time.balanced(candidate) for structure, time in known.items()}
+        total = [balanced[unit.structure] for unit in graph.units]
         if fits is None:
             cuts = even_cuts(total, ranks * per_rank, may_start)
         else:
@@ -186,7 +189,13 @@ class Bounds:
 
     def structure_times(self, candidate: Candidate) -> dict[int, UnitTime]:
         """What the passes of each structure of units take, in the order of the chain."""
-        return self._per_structure(candidate, _pass_floor_ns)
+        key = (
+            candidate.tp, candidate.sequence_parallel, candidate.microbatch_size,
+            candidate.recompute, schedule_of(candidate.schedule).splits_backward,
+        )  # fmt: skip
+        if key not in self._times:
+            self._times[key] = self._per_structure(candidate, _pass_floor_ns)
+        return self._times[key]
 
     def _per_structure(
         self, candidate: Candidate, of: Callable[[PassTime], int]

@@ -52,6 +52,8 @@ def reasons(scorer: Scorer, space: Space, found: Searched, best: Scored) -> Iter
             f"{unused} of {scorer.problem.cluster.num_devices} devices are not used: no plan "
             "on more of them is faster"
         )
+    if left_out := space.left_out():
+        yield left_out
     yield binds(best)
 
 

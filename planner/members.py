@@ -21,6 +21,9 @@ from claw_plan.planner.supported import OFFLOAD, refusal
 BLOCKS_PER_GROUP = (1, 2, 4)
 """Blocks that are gathered together; more of them are offered by --fix."""
 
+FINER = ("recompute_blocks", "reshard_ranks", "blocks_per_group")
+"""Knobs that are offered where there are not too many groups, or one is pinned."""
+
 MEMBER_KNOBS = (
     "dp_replicate", "dp_shard", "zero", "schedule", "offload", "reshard_ranks", "blocks_per_group",
 )  # fmt: skip
@@ -37,10 +40,13 @@ def divisors(number: int) -> list[int]:
 
 
 class Members:
-    """The members of a problem's groups that agree with the pinned knobs `fix`."""
+    """The members of a problem's groups that agree with the pinned knobs `fix`.
 
-    def __init__(self, problem: Problem, fix: Mapping[str, Any]) -> None:
-        self._problem, self._fix = problem, fix
+    Without `refines` those of `FINER` are at their plain values unless pinned.
+    """
+
+    def __init__(self, problem: Problem, fix: Mapping[str, Any], *, refines: bool = True) -> None:
+        self._problem, self._fix, self._refines = problem, fix, refines
         self._ways = cache(self._find_ways)
         self._gatherings = cache(self._find_gatherings)
         self.count = cache(self._count)
@@ -71,6 +77,19 @@ class Members:
             for ranks, blocks in self._gatherings(base.tp, shard, zero, most_together(most))
         ]
 
+    def schedules(self, group: Group) -> list[str]:
+        """The schedules of a group's candidates."""
+        base, several = group.base, group.microbatches > 1
+        return list(
+            dict.fromkeys(
+                schedule
+                for shard in self._shards(base.dp)
+                for schedule, _, _ in self._ways(
+                    base.pp > 1, base.tp > 1, shard > 1, shard < base.dp, several, base.schedule
+                )
+            )
+        )
+
     def _count(
         self, pipelined: bool, tp: int, dp: int, microbatches: int, schedule: str, together: int
     ) -> int:
@@ -97,12 +116,14 @@ class Members:
         """`reshard_ranks` and `blocks_per_group`; a trainer that keeps copies has neither."""
         ranks, blocks = [0], [1]
         if shard > 1 and not self._problem.trainer.keeps_compute_copy:
-            ranks.append(self._fix.get("reshard_ranks") or self._near(tp, shard))
-            blocks = [number for number in BLOCKS_PER_GROUP if number <= together]
+            near = self._near(tp, shard) if self._refines else 0
+            ranks.append(self._fix.get("reshard_ranks") or near)
+            some = BLOCKS_PER_GROUP if self._refines else (1,)
+            blocks = [number for number in some if number <= max(1, together)]
             blocks = [self._fix.get("blocks_per_group", number) for number in blocks]
         return [
             (near, number)
-            for near in ranks
+            for near in dict.fromkeys(ranks)
             for number in dict.fromkeys(blocks)
             if self._pinned("reshard_ranks", near)
             and self._pinned("blocks_per_group", number)

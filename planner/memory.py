@@ -92,6 +92,7 @@ class MemoryModel:
     shards: ShardSizes
     _peaks: dict[tuple[object, ...], Parts] = field(default_factory=dict)
     _units: dict[tuple[object, ...], UnitMemory] = field(default_factory=dict)
+    _floors: dict[tuple[Candidate, Cuts], bool] = field(default_factory=dict)
 
     def stages(self, candidate: Candidate, cuts: Cuts) -> tuple[StageMemory, ...]:
         """Memory of every pipeline rank; `cuts` are the units [start, stop) of each stage."""
@@ -105,14 +106,21 @@ class MemoryModel:
 
     def fits(self, candidate: Candidate, cuts: Cuts) -> bool:
         """Whether every pipeline rank fits; asks no further than to the first that does not."""
-        capacity_bytes = self.capacity_bytes(candidate)
-        spans = [
-            spans_of_rank(candidate, cuts, rank) for rank in range(min(candidate.pp, len(cuts)))
-        ]
-        floors = (self._floor_bytes(candidate, *rank) for rank in enumerate(spans))
-        return all(floor <= capacity_bytes for floor in floors) and all(
-            self._rank(candidate, *rank).fits for rank in enumerate(spans)
+        return self._may_fit(candidate, cuts) and all(
+            self._rank(candidate, rank, spans_of_rank(candidate, cuts, rank)).fits
+            for rank in range(min(candidate.pp, len(cuts)))
         )
+
+    def _may_fit(self, candidate: Candidate, cuts: Cuts) -> bool:
+        """Whether no floor is above what a rank may use; kept for all ways of gathering."""
+        alike = replace(candidate, reshard_ranks=0, blocks_per_group=1)
+        if (alike, cuts) not in self._floors:
+            capacity_bytes = self.capacity_bytes(candidate)
+            self._floors[alike, cuts] = all(
+                self._floor_bytes(alike, rank, spans_of_rank(alike, cuts, rank)) <= capacity_bytes
+                for rank in range(min(candidate.pp, len(cuts)))
+            )
+        return self._floors[alike, cuts]
 
     def _floor_bytes(self, candidate: Candidate, rank: int, spans: Spans) -> int:
         """What every walk finds alive at the end of the last forward, without the walk."""

@@ -106,13 +106,8 @@ class _Searcher:
 
     def _play(self, group: Group) -> Iterator[Branch[Choice]]:
         """The group once more, its schedule played."""
-        bases = {
-            candidate.schedule: replace(group.base, schedule=candidate.schedule)
-            for candidate in self._space.members(group)
-        }
-        bounds = [
-            self._scorer.bounds.schedule_ns(base, self._path(base)) for base in bases.values()
-        ]
+        bases = [replace(group.base, schedule=name) for name in self._space.schedules(group)]
+        bounds = [self._scorer.bounds.schedule_ns(base, self._path(base)) for base in bases]
         yield Branch(min(bounds), _order(group.base), group.size, partial(self._members, group))
 
     def _members(self, group: Group) -> Iterator[Branch[Choice]]:
@@ -128,25 +123,23 @@ class _Searcher:
         """A candidate under the bound of its streams; what opens it plays the step first."""
         bounds, order = self._scorer.bounds, _order(candidate)
 
-        def look_closer() -> Iterable[Branch[Choice]]:
-            if not self._scorer.memory.fits(candidate, path.cuts):
-                return [Branch(bound, order, 1, evaluate)]
-            closer = max(bound, bounds.candidate_ns(candidate, path))
-            self.looked_at[candidate, path.cuts] = closer
-            return [Branch(closer, order, 1, evaluate)]
-
-        def evaluate() -> Evaluated[Choice] | Iterable[Branch[Choice]]:
-            choice = (candidate, path.cuts)
+        def look_closer() -> Evaluated[Choice] | Iterable[Branch[Choice]]:
             if self._scorer.memory.fits(*choice):
-                return Evaluated(choice, self._scorer.step_time_ns(*choice))
+                closer = max(bound, bounds.candidate_ns(candidate, path))
+                self.looked_at[choice] = closer
+                return [Branch(closer, order, 1, simulate)]
             if first_try and may_be_cut_otherwise(candidate):
                 fits = make_fits(self._scorer.memory, candidate)
-                other = self._scorer.bounds.stage_path(candidate, fits)
+                other = bounds.stage_path(candidate, fits)
                 if other is not None:
                     return [self._leaf(candidate, other, first_try=False)]
             self.pruned.append(choice)
             return Evaluated(choice, None)
 
+        def simulate() -> Evaluated[Choice]:
+            return Evaluated(choice, self._scorer.step_time_ns(*choice))
+
+        choice = (candidate, path.cuts)
         bound = bounds.streams_ns(candidate, path)
         return Branch(bound, order, 1, look_closer)
 
@@ -155,9 +148,12 @@ def may_be_cut_otherwise(candidate: Candidate) -> bool:
     """Whether a candidate whose best cut does not fit gets the best that does.
 
     Not with several stages a rank, whose memory is not that of any one; nor where some blocks of
-    each stage run again, which the best cut does not balance, so that another may be faster.
+    each stage run again, which the best cut does not balance, so that another may be faster; nor
+    where gathering takes more memory than it must.
     """
-    return candidate.pp > 1 and candidate.stages_per_rank == 1 and not candidate.recompute_blocks
+    gathers_plainly = not candidate.reshard_ranks and candidate.blocks_per_group == 1
+    is_whole = gathers_plainly and not candidate.recompute_blocks
+    return candidate.pp > 1 and candidate.stages_per_rank == 1 and is_whole
 
 
 def _order(candidate: Candidate) -> tuple[object, ...]:

@@ -31,12 +31,16 @@ from claw_plan.planner.group_table import (
     product_of,
     table_of,
 )
-from claw_plan.planner.members import MEMBER_KNOBS, Members, divisors, most_together
+from claw_plan.planner.members import FINER, MEMBER_KNOBS, Members, divisors, most_together
 from claw_plan.planner.pinned import MOST_MICROBATCHES, check_pinned, pinned_candidate, why_none
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
 from claw_plan.planner.supported import RECOMPUTE
+
+MOST_REFINED = 50_000
+"""Groups of which the knobs of `members.FINER` are offered too. With more they took minutes for
+GPT-3 175B on 1,024 devices, whose 340,000 groups take seconds without."""
 
 
 class Space:
@@ -45,7 +49,6 @@ class Space:
     def __init__(self, problem: Problem, fix: Mapping[str, Any]) -> None:
         self._problem, self._fix = problem, dict(fix)
         self._check_fix()
-        self._members = Members(problem, self._fix)
 
     def _check_fix(self) -> None:
         """Pinned values that no candidate can have are refused with the values that can."""
@@ -109,11 +112,28 @@ class Space:
     @cached_property
     def table(self) -> GroupTable:
         """All groups."""
+        return self._lay_out(self._members, refines=True) if self.is_refined else self._coarse
+
+    @cached_property
+    def is_refined(self) -> bool:
+        """Whether the knobs of `members.FINER` are offered unpinned too."""
+        return len(self._coarse) <= MOST_REFINED
+
+    @cached_property
+    def _coarse(self) -> GroupTable:
+        return self._lay_out(Members(self._problem, self._fix, refines=False), refines=False)
+
+    @cached_property
+    def _members(self) -> Members:
+        return Members(self._problem, self._fix, refines=self.is_refined)
+
+    def _lay_out(self, members: Members, *, refines: bool) -> GroupTable:
         shares, pieces = self._shares(), []
         for pp in range(1, min(self.most_stages(), self._problem.cluster.num_devices) + 1):
             if self._pinned("pp", pp):
                 runs = self._runs(pp, shares)
-                pieces += [self._rows(pp, tp, runs) for tp in self._offered_tp()]
+                for tp in self._offered_tp():
+                    pieces.append(self._rows(pp, tp, runs, members, refines=refines))
         return table_of([piece for piece in pieces if piece.shape[1]])
 
     def _shares(self) -> list[tuple[int, int, int]]:
@@ -137,31 +157,33 @@ class Space:
         ]
         return np.array(rows, dtype=np.int64).reshape(-1, 5).T
 
-    def _sizes(self, pp: int, tp: int, runs: Int) -> Int:
+    def _sizes(self, pp: int, tp: int, runs: Int, members: Members) -> Int:
         """The number of members of each of the rows, before recompute is chosen."""
         several = np.minimum(runs[2], 2)
         keys = (runs[0], several, runs[3], runs[4])
         first, which = numbered(*keys)
         sizes = []
         for dp, count, schedule, stages in np.stack(keys)[:, first].T.tolist():
-            most = most_together(self._members.blocks_of_a_stage(pp * stages))
+            most = most_together(members.blocks_of_a_stage(pp * stages))
             name = SCHEDULE_NAMES[schedule]
-            sizes.append(self._members.count(pp > 1, tp, dp, count, name, most))
+            sizes.append(members.count(pp > 1, tp, dp, count, name, most))
         return np.array(sizes, dtype=np.int64)[which]
 
     def _offered_tp(self) -> list[int]:
         return [tp for tp in self.tp_degrees() if self._pinned("tp", tp)]
 
-    def _rows(self, pp: int, tp: int, runs: Int) -> Int:
+    def _rows(self, pp: int, tp: int, runs: Int, members: Members, *, refines: bool) -> Int:
         """The rows of one pp and tp, columns as in GroupTable."""
         most = self._problem.cluster.num_devices
         if not self._lies_close(tp):
             most = min(most, self._problem.devices_per_node)
         runs = runs[:, pp * tp * runs[0] <= most]
-        runs = np.concatenate([runs, self._sizes(pp, tp, runs)[None]])
+        runs = np.concatenate([runs, self._sizes(pp, tp, runs, members)[None]])
         choices = [
             (*again, sequence)
-            for again, sequence in product(self._recompute_choices(), self._sequence_choices(tp))
+            for again, sequence in product(
+                self._recompute_choices(refines), self._sequence_choices(tp)
+            )
         ]
         degrees = np.array([[pp], [tp]], dtype=np.int64)
         dials = np.array(choices, dtype=np.int64).reshape(-1, 3).T
@@ -174,10 +196,10 @@ class Space:
             rows = rows[:, ~splits[rows[5]] | (rows[8] == RECOMPUTE.index("none"))]
         return rows
 
-    def _recompute_choices(self) -> list[tuple[int, int]]:
+    def _recompute_choices(self, refines: bool) -> list[tuple[int, int]]:
         """Which part of a block runs again, by its place in RECOMPUTE, and of how many blocks."""
         pinned = self._fix.get("recompute_blocks")
-        numbers = (0, SOME) if pinned is None else (pinned,)
+        numbers = ((0, SOME) if refines else (0,)) if pinned is None else (pinned,)
         return [
             (index, number)
             for index, mode in enumerate(RECOMPUTE)
@@ -222,6 +244,19 @@ class Space:
     def members(self, group: Group) -> list[Candidate]:
         """The candidates of a group, in order."""
         return self._members.of(group)
+
+    def schedules(self, group: Group) -> list[str]:
+        """The schedules of a group's candidates."""
+        return self._members.schedules(group)
+
+    def left_out(self) -> str:
+        """Which knobs are offered only pinned, and why; or ''."""
+        if self.is_refined:
+            return ""
+        return (
+            f"{', '.join(FINER)}: not searched, since {len(self.table):,} groups are more than "
+            f"{MOST_REFINED:,}; pin some with --fix"
+        )
 
     def count(self, rows: Sequence[int], uses: Callable[[Candidate], bool]) -> int:
         """How many candidates of these groups are `uses`, which asks which axes act.

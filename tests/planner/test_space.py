@@ -188,3 +188,17 @@ def test_what_cannot_be_divided_one_way_names_the_others(toys):
             Space(toys.problem(graph, toys.cluster(devices=2)), fix)
         assert said in str(caught.value)
         assert str(caught.value).endswith("(dp_shard divides every model)")
+
+
+def test_finer_knobs_are_left_out_of_large_spaces_unless_pinned(toys, monkeypatch):
+    problem = toys.problem(toys.graph(layers=4), toys.cluster(nodes=2))
+    small = Space(problem, {})
+    assert small.left_out() == "" and {c.blocks_per_group for c in members(small)} == {1, 2, 4}
+    monkeypatch.setattr("claw_plan.planner.space.MOST_REFINED", 10)
+    large = Space(problem, {})
+    for knob, only in (("recompute_blocks", 0), ("reshard_ranks", 0), ("blocks_per_group", 1)):
+        assert {getattr(candidate, knob) for candidate in members(large)} == {only}
+        assert knob in large.left_out()
+    assert set(members(large)) < set(members(small))
+    pinned = members(Space(problem, {"recompute_blocks": 2, "reshard_ranks": 2}))
+    assert {(c.recompute_blocks, c.reshard_ranks) for c in pinned} == {(2, 2)}
