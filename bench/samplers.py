@@ -210,7 +210,7 @@ def runs(seeds: int) -> Iterator[Key]:
     for names, searchers, begins, budgets in parts:
         for name, share, searcher, start in product(names, SHARES, searchers, begins):
             is_exact = searcher == "exact"
-            for seed in range(1 if is_exact else seeds):
+            for seed in range(1 if is_exact or searcher in OPTUNA else seeds):
                 for budget in (0,) if is_exact else budgets:
                     yield name, share, searcher, start, seed, budget
 
@@ -274,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=900.0)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3, help="of annealing and RL")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     study(options.results, options.seconds, options.seeds)

@@ -114,7 +114,7 @@ def _descend(evaluations: Evaluations) -> None:
         improved = evaluations.best != before
 
 
-HOTTEST, COLDEST = 0.01, 1e-5
+HOTTEST, COLDEST = 0.003, 1e-5
 """First and last temperature, as fractions of the start's time: differences between neighbours
 are of that size."""
 

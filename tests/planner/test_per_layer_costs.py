@@ -9,6 +9,7 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.graph import Amount
 from claw_plan.planner.per_layer import KEEP, LayerOption
 from claw_plan.planner.per_layer_costs import layer_choices
 from claw_plan.planner.score import Scorer
@@ -55,6 +56,22 @@ def test_shards_within_a_node_equal_reshard_ranks(toys, mode, precision):
     assert peak_bytes == scorer.memory.stages(alike, path.cuts)[0].peak_bytes
     # In a forward that waits for gathers the copies of what is kept are free.
     assert 0 <= time_ns - scorer.bounds.candidate_ns(alike, path) <= 2 * 5 * (8 + 30)
+
+
+@pytest.mark.parametrize("parameters, ranks", [("reshard", 0), ("node", 2)])
+def test_the_largest_moment_may_lie_in_forward(toys, parameters, ranks):
+    graph = toys.graph(layers=5, tied=False)
+    costs = {
+        variant: tuple(replace(cost, forward_peak_bytes=Amount(0, 10**6)) for cost in structures)
+        for variant, structures in graph.costs.items()
+    }
+    problem = toys.problem(replace(graph, costs=costs), toys.cluster(nodes=2, devices=2))
+    scorer, candidate = Scorer(problem), Candidate(dp_shard=4)
+    choices = layer_choices(scorer, candidate)
+    _, peak_bytes = score_of(choices, choices.uniform(LayerOption("none", parameters)))
+    alike = replace(candidate, reshard_ranks=ranks)
+    path = scorer.bounds.stage_path(alike)
+    assert peak_bytes == scorer.memory.stages(alike, path.cuts)[0].peak_bytes > 10**6
 
 
 def test_what_stays_gathered_saves_gathers_and_takes_memory(toys):
