@@ -317,10 +317,13 @@ def main() -> None:
 
 
 def write(path: Path, rows: list[str]) -> None:
-    """Puts the rows in the place of those of the same parallelism."""
-    begins = {row.split("|")[1]: row for row in rows}
+    """Puts the rows in the place of those of the same parallelism and as many cells."""
+    begins = {(row.split("|")[1], row.count("|")): row for row in rows}
     lines = path.read_text().splitlines()
-    kept = [begins.get(line.split("|")[1], line) if "|" in line else line for line in lines]
+    kept = [
+        begins.get((line.split("|")[1], line.count("|")), line) if "|" in line else line
+        for line in lines
+    ]
     path.write_text("\n".join(kept) + "\n")
 
 

@@ -216,8 +216,8 @@ def time_sends(
     """How long each message between neighbouring stages takes, on the rank that sends it.
 
     In a step a message is hidden in the wait for the other side's computation; here one of the
-    same size goes there and back, a few times: half of that is what it takes where the other
-    side waits for it. All ranks of a stage do so at once, as in a step.
+    same size goes to a rank that waits for it, a few times. Of the ranks on a host one sends at a
+    time: those that share a NIC would take turns by chance.
     """
     samples: dict[CollectiveWork, list[int]] = {}
     own = {stage.stage_index: stage for stage in stages}
@@ -231,47 +231,50 @@ def time_sends(
         size = torch.tensor([sent_bytes], device=device)
         dist.broadcast(size, src=dist.get_global_rank(group, source), group=group)
         buffer = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
-        beside = _neighbours(place, sends=rank == source)
         ends = [dist.get_global_rank(group, end) for end in (source, target)]
-        if rank in (source, target):
-            times = [_there_and_back_ns(buffer, ends, group) for _ in range(1 + REPEATS)]
-            if rank == source:  # the first trip only opens the way
-                work = _send_work(buffer, place.hosts(ends), beside)
-                samples.setdefault(work, []).extend(times[1:])
+        for turn in range(place.local_world_size):
+            dist.barrier(dist.group.WORLD)
+            if rank in (source, target) and ends[0] % place.local_world_size == turn:
+                times = [_one_way_ns(buffer, ends, group) for _ in range(1 + REPEATS)]
+                if rank == source:  # the first trip only opens the way
+                    work = _send_work(buffer, place.hosts(ends))
+                    samples.setdefault(work, []).extend(times[1:])
     return samples
 
 
-def _there_and_back_ns(buffer: torch.Tensor, ends: Sequence[int], group: dist.ProcessGroup) -> int:
-    """Half of a round trip from the first end to the second."""
+def _one_way_ns(buffer: torch.Tensor, ends: Sequence[int], group: dist.ProcessGroup) -> int:
+    """How long the message takes from the first end to the second.
+
+    The time until a word is back, less what the word takes, which is half of its own round trip.
+    """
+    word = buffer[:1].clone()
+    to_here_ns = _until_answered_ns(word, word, ends, group) // 2
+    return max(1, _until_answered_ns(buffer, word, ends, group) - to_here_ns)
+
+
+def _until_answered_ns(
+    message: torch.Tensor, word: torch.Tensor, ends: Sequence[int], group: dist.ProcessGroup
+) -> int:
     source, target = ends
     start = time.perf_counter_ns()
     if dist.get_rank() == source:
-        dist.send(buffer, target, group=group)
-        dist.recv(buffer, target, group=group)
+        dist.send(message, target, group=group)
+        dist.recv(word, target, group=group)
     else:
-        dist.recv(buffer, source, group=group)
-        dist.send(buffer, source, group=group)
-    if buffer.is_cuda:
+        dist.recv(message, source, group=group)
+        dist.send(word, source, group=group)
+    if message.is_cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter_ns() - start) // 2
+    return time.perf_counter_ns() - start
 
 
-def _neighbours(place: Rank, *, sends: bool) -> int:
-    """How many ranks of this host send at once; 0 for all. The ranks of all hosts meet."""
-    all_send: list[bool] = [False] * place.world_size
-    dist.all_gather_object(all_send, sends)
-    here = [
-        told for rank, told in enumerate(all_send) if place.host(rank) == place.host(place.rank)
-    ]
-    return 0 if all(here) else sum(here)
-
-
-def _send_work(buffer: torch.Tensor, hosts: int, beside: int) -> CollectiveWork:
+def _send_work(buffer: torch.Tensor, hosts: int) -> CollectiveWork:
+    """Its key; GPUs are taken to have NICs of their own, whatever others do."""
     return CollectiveWork(
         op="send",
         bytes=buffer.nbytes,
         group_size=2,
         nodes=hosts,
         backend="nccl" if buffer.is_cuda else "gloo",
-        concurrent=beside if hosts > 1 else 0,
+        concurrent=1 if hosts > 1 and not buffer.is_cuda else 0,
     )

@@ -161,7 +161,9 @@ class StepRecorder(TorchDispatchMode):
         interrupted = self._open
         self._close()
         if self._times_work:
-            dist.barrier(self._meets or found.group)
+            if self._meets is not None:
+                dist.barrier(self._meets)
+            dist.barrier(found.group)  # ranks of several hosts leave the one before at odds
         start = self.now_ns()
         out = func(*args, **kwargs)
         dist.Work.unbox(out[-1]).wait()

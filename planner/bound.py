@@ -345,6 +345,7 @@ class Bounds:
             kernel_ns=kernels,
             accumulate_ns=np.array(accumulate_ns, np.int64),
             send_ns=np.array(self._send_ns(candidate, path.cuts), np.int64),
+            sends_in_turn=self.problem.cluster.backend != "gloo",
         )
 
     def _pass_columns(
@@ -379,7 +380,5 @@ class Bounds:
             if schedule_of(candidate.schedule).places_v:
                 earlier = min(homes[stage : stage + 2])
             nodes = 1 + crosses_node(candidate, earlier, per_node)
-            beside = self.problem.senders_beside(candidate, homes[stage], nodes)
-            cost = self.problem.collective("send", size, 2, nodes, beside=beside)
-            costs.append(floor_ns(cost))
+            costs.append(floor_ns(self.problem.message(size, nodes)))
         return costs

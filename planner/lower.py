@@ -11,7 +11,8 @@ runs nothing for I and all for W; under recompute every other stage runs all for
 have to recompute twice. So does the executor.
 
 On gloo nothing overlaps: its collectives are waited for where they are called and run on the
-cores that compute, so there they are lowered onto the compute stream.
+cores that compute, so there they are lowered onto the compute stream. Its messages wait for the
+receiver to ask (`receives`).
 
 Folded: inside a pass without data-parallel traffic all kernels are one task and all
 tensor-parallel exchanges another, since nothing else can meet them on their link.
@@ -40,6 +41,7 @@ from claw_plan.planner.memory import HeldMemory
 from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime, Stretch, stretch_of
 from claw_plan.planner.placement import crosses_node, groups_of
 from claw_plan.planner.problem import Problem, variant_of
+from claw_plan.planner.receives import Message, receive_places
 from claw_plan.planner.schedules import rank_of_stage, schedule_actions, schedule_of
 from claw_plan.planner.shards import FIRST, Place, ShardSizes
 from claw_plan.planner.stage_streams import (
@@ -48,6 +50,7 @@ from claw_plan.planner.stage_streams import (
     StageStreams,
     View,
     add_stage_streams,
+    views_of,
 )
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.simulator.task_graph import TaskGraph, TaskGraphBuilder
@@ -101,6 +104,17 @@ class _Rank:
     pending: tuple[Action, ...]
     stages: dict[int, _Stage] = field(default_factory=dict)
     done: int = 0
+    ends: list[int] = field(default_factory=lambda: [-1])
+    """Its newest task after so many actions."""
+
+
+class _Made(NamedTuple):
+    """A message on gloo that nobody has asked for yet."""
+
+    streams: StageStreams
+    task: int
+    cost: CollectiveCost
+    label: str
 
 
 class Lowering:
@@ -123,7 +137,8 @@ class Lowering:
         problem, candidate, _ = views[0]
         count = num_microbatches or candidate.num_microbatches(problem.training.global_batch)
         self._schedule = candidate.schedule
-        self._sent: dict[tuple[int, str, int], int] = {}
+        self._sent: dict[Message, int] = {}
+        self._made: dict[Message, _Made] = {}
         self._stretches: dict[tuple[int, int, str], Stretch] = {}
         self._send_costs: dict[tuple[int, str], CollectiveCost] = {}
         rows = schedule_actions(candidate.schedule, candidate.pp, count, candidate.stages_per_rank)
@@ -134,6 +149,7 @@ class Lowering:
         ]
         self._num_stages = len(cuts)
         self._home = [rank_of_stage(candidate.schedule, i, candidate.pp) for i in range(len(cuts))]
+        self._places = {} if ports[0].overlaps else receive_places(rows, self._home)
         for index, (start, stop) in enumerate(cuts):
             rank = self._ranks[self._home[index]]
             rank.stages[index] = _Stage(
@@ -174,12 +190,23 @@ class Lowering:
             action = rank.pending[rank.done]
             needed = message_for(action, self._num_stages)
             if needed is not None:
-                arrives = self._sent.get(needed)
+                arrives = self._arrives(rank, needed)
                 if arrives is None:
                     return
                 rank.streams.wait_for([arrives] if arrives >= 0 else [])
             self._lower_action(rank, action)
             rank.done += 1
+            rank.ends.append(rank.streams.last_task)
+
+    def _arrives(self, rank: _Rank, message: Message) -> int | None:
+        """The task at whose end a rank has a message; None while that is not made."""
+        made = self._made.get(message)
+        if made is None:
+            return self._sent.get(message)
+        streams, task, cost, label = made
+        asked_after = rank.ends[self._places[message]]
+        asked = rank.streams.ask(cost, f"ask {label}", asked_after, streams)
+        return streams.answer(cost, f"send {label}", task, asked, rank.streams)
 
     def _lower_action(self, rank: _Rank, action: Action) -> None:
         stage, label = rank.stages[action.stage], str(action)
@@ -265,22 +292,27 @@ class Lowering:
         cost = self._send_costs.get(key)
         if cost is None:
             cost = self._send_costs[key] = self._send_cost(stage, message[1], peer)
-        self._sent[message] = streams.send(cost, f"send {label}")
+        if message in self._places:
+            self._made[message] = _Made(streams, streams.last_task, cost, label)
+            streams.moved.append((("pp",), cost.moves))
+        else:
+            self._sent[message] = streams.send(cost, f"send {label}")
         self._ranks[self._home[peer]].streams.receive(cost)
 
     def _send_cost(self, stage: _Stage, kind: str, peer: int) -> CollectiveCost:
         """A message from the stage to its neighbour; the same for every microbatch."""
         boundary = stage.stop if kind == FORWARD else stage.start
         own, other = stage.view, self._ranks[self._home[peer]].view
-        if own.problem is not other.problem:  # different kinds of devices, so different nodes
-            ports = [send_cost(view, boundary, nodes=2) for view in (own, other)]
-            return max(ports, key=lambda cost: cost.alone_ns)
-        earlier = min(stage.index, peer) % own.candidate.pp
-        if schedule_of(self._schedule).places_v:
-            earlier = min(self._home[stage.index], self._home[peer])
-        place = earlier + own.place - self._home[stage.index]
-        nodes = 1 + crosses_node(own.candidate, place, own.problem.devices_per_node)
-        return send_cost(own, boundary, nodes)
+        views = [own] if own.problem is other.problem else [own, other]
+        nodes = 2  # different clusters have no node in common
+        if own.problem.cluster is other.problem.cluster:
+            earlier = min(stage.index, peer) % own.candidate.pp
+            if schedule_of(self._schedule).places_v:
+                earlier = min(self._home[stage.index], self._home[peer])
+            place = earlier + own.place - self._home[stage.index]
+            nodes += crosses_node(own.candidate, place, own.problem.devices_per_node) - 1
+        ports = [send_cost(view, boundary, nodes) for view in views]
+        return max(ports, key=lambda cost: cost.alone_ns)
 
 
 def pass_of(view: View, unit: int, kind: str) -> PassTime:
@@ -303,7 +335,7 @@ def send_cost(view: View, boundary: int, nodes: int) -> CollectiveCost:
     )
     if problem.trainer.scatters_sends and not candidate.sequence_parallel:
         size = -(-size // candidate.tp)
-    return problem.collective("send", size, 2, nodes)
+    return problem.message(size, nodes)
 
 
 def _kinds_of(action: Action, *, recomputes: bool) -> tuple[str, ...]:
@@ -342,7 +374,7 @@ def lower(
     each stage whose parts of parameters count where they are uneven.
     """
     builder = TaskGraphBuilder()
-    views = [View(problem, candidate, rank) for rank in range(candidate.pp)]
+    views = views_of(problem, candidate)
     lowering = Lowering(builder, views, shards, cuts, held, num_microbatches, place)
     hosts = -(-candidate.num_devices // problem.devices_per_node)
     return lowered(builder, StepEnd(problem, lowering.run(), candidate.num_devices, hosts))

@@ -102,16 +102,6 @@ def crosses_node(candidate: Candidate, stage: int, devices_per_node: int) -> boo
     )
 
 
-def stage_host(candidate: Candidate, stage: int, devices_per_node: int) -> tuple[int, int]:
-    """The host of a pipeline stage's first rank, and how many of the stage's ranks it has."""
-    stride = stride_of(candidate, "pp")
-    first = stage * stride
-    host = first // devices_per_node
-    here = range(host * devices_per_node, (host + 1) * devices_per_node)
-    ranks = range(min(candidate.num_devices, here.stop))
-    return host, sum(rank // stride % candidate.pp == stage for rank in ranks if rank in here)
-
-
 def stage_hosts(
     candidate: Candidate, stage: int, devices_per_node: int
 ) -> tuple[tuple[int, int], ...]:
@@ -131,12 +121,6 @@ def _stage_hosts(
             host = rank // devices_per_node
             counts[host] = counts.get(host, 0) + 1
     return tuple(counts.items())
-
-
-def senders_beside(candidate: Candidate, stage: int, devices_per_node: int) -> int:
-    """How many ranks of the stage share a host's way out, at most; 0: all of a host's devices."""
-    most = max(ranks for _, ranks in stage_hosts(candidate, stage, devices_per_node))
-    return most if most < devices_per_node else 0
 
 
 def device_names(candidate: Candidate, devices_per_node: list[int]) -> list[str]:

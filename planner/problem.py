@@ -6,6 +6,7 @@ are worked out here once for each (unit, microbatch, tensor-parallel degree) and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -101,12 +102,35 @@ class Problem:
     _collectives: dict[tuple[CollectiveWork, bool], CollectiveCost] = field(
         default_factory=dict, init=False
     )
+    _parts: dict[int, Problem] = field(default_factory=dict, init=False)
 
     @cached_property
     def device(self) -> Device:
         """The slowest kind of device: every rank of a plan is taken to be one."""
         devices = (node.device for node in self.cluster.nodes)
         return min(devices, key=lambda d: d.peak_flops_per_s.get(self.training.precision, 0.0))
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all nodes are equal."""
+        first, *others = self.cluster.nodes
+        return all(node is first or node == first for node in others)
+
+    def among(self, nodes: Sequence[int]) -> Problem:
+        """What ranks on these nodes alone, of all, take for their work."""
+        if self.is_uniform:
+            return self
+        return self._with_cost(self.cost.among([self.cluster.nodes[number] for number in nodes]))
+
+    @cached_property
+    def quickest(self) -> Problem:
+        """With each piece of work where it is done soonest: no plan takes less."""
+        return self if self.is_uniform else self._with_cost(self.cost.quickest())
+
+    def _with_cost(self, cost: CostModel) -> Problem:
+        if cost is self.cost:
+            return self
+        return self._parts.setdefault(id(cost), replace(self, cost=cost))
 
     @cached_property
     def devices_per_node(self) -> int:
@@ -175,15 +199,26 @@ class Problem:
         return timer.time()
 
     def collective(
-        self, op: str, size_bytes: int, group_size: int, nodes: int, *, by_data: bool = False
+        self,
+        op: str,
+        size_bytes: int,
+        group_size: int,
+        nodes: int,
+        *,
+        by_data: bool = False,
+        beside: int = 0,
     ) -> CollectiveCost:
-        """Cost of a collective with this cluster's library; `by_data` for data parallelism's."""
+        """Cost of a collective with this cluster's library; `by_data` for data parallelism's.
+
+        `beside` ranks of a node do the same at once, 0: all of them.
+        """
         work = CollectiveWork(
             op=op,
             bytes=size_bytes,
             group_size=group_size,
             nodes=nodes,
             backend=self.cluster.backend,
+            concurrent=beside,
         )
         key = (work, by_data)
         known = self._collectives.get(key)
@@ -192,6 +227,15 @@ class Problem:
             cost = scaled(self.cost.collective(work), factor)
             known = self._collectives[key] = replace(cost, moves=(work,))
         return known
+
+    def message(self, size_bytes: int, nodes: int) -> CollectiveCost:
+        """Cost of a message between two ranks.
+
+        On gloo alone on its host's way out, which tasks divide (`host_links`); a GPU's part of the
+        NICs is its own whatever others do.
+        """
+        alone = nodes > 1 and self.cluster.backend == "gloo"
+        return self.collective("send", size_bytes, 2, nodes, beside=1 if alone else 0)
 
     def step_overhead_ns(self) -> int:
         """What a step costs beside its kernels and traffic."""

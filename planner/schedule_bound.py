@@ -42,7 +42,7 @@ class Work(NamedTuple):
     `pass_ns` and `kernel_ns` are of each kind of pass and unit, with exchanges and without;
     `column[kind, stage]` is the kind that an action runs. `first[stage]` is a stage's first unit.
     `accumulate_ns` follows every backward of a stage but the first, `send_ns` is the message to
-    the next stage, 0 within a rank.
+    the next stage, 0 within a rank; a rank's leave one after the other where `sends_in_turn`.
     """
 
     first: Int
@@ -51,6 +51,7 @@ class Work(NamedTuple):
     kernel_ns: Int
     accumulate_ns: Int
     send_ns: Int
+    sends_in_turn: bool = True
 
 
 class Traffic(NamedTuple):
@@ -197,7 +198,9 @@ def _send(
     peer = stage + 1 if goes_on else stage - 1
     arrives = clock.now[rank]
     if 0 <= peer < rows.home.size and rows.home[peer] != rank:
-        arrives = max(clock.sends[rank], arrives) + work.send_ns[min(stage, peer)]
+        if work.sends_in_turn:
+            arrives = max(clock.sends[rank], arrives)
+        arrives += work.send_ns[min(stage, peer)]
         clock.sends[rank] = arrives
     sent[0 if goes_on else 1, stage, index] = arrives
 

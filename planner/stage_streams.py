@@ -2,7 +2,7 @@
 
 Streams are FIFO, so "wait for X" only marks the next task of the stream. Devices that share CPU
 cores compute as flows over the cores: one nanosecond of work is one byte, a core moves 1e9 a
-second, and a stage of many ranks on the host asks for as many cores.
+second (`host_links`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.host_links import host_links
 from claw_plan.planner.pass_time import Stretch
-from claw_plan.planner.placement import stage_host
+from claw_plan.planner.placement import stage_hosts
 from claw_plan.planner.problem import Problem
+from claw_plan.profiles.cluster import Node
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.profiles.units import NS_PER_S
 from claw_plan.profiles.work import CollectiveWork
@@ -41,6 +43,17 @@ class View(NamedTuple):
     place: int
 
 
+def views_of(problem: Problem, candidate: Candidate) -> list[View]:
+    """Of each pipeline rank: of the nodes that its stage lies on the slowest counts."""
+    if problem.is_uniform:
+        return [View(problem, candidate, rank) for rank in range(candidate.pp)]
+    views = []
+    for rank in range(candidate.pp):
+        hosts = stage_hosts(candidate, rank, problem.devices_per_node)
+        views.append(View(problem.among([host for host, _ in hosts]), candidate, rank))
+    return views
+
+
 @dataclass
 class StageStreams:
     """Adds tasks of one stage. `last_task` is the newest on its compute stream, -1 at first.
@@ -48,7 +61,9 @@ class StageStreams:
     `next_alloc_bytes` and `next_free_bytes` are memory that the next kernels take and give back.
     `parts[task]` says what a task's time consists of, and what of it is lost to traffic beside
     it, in ns; `overlap_loss` is the trainer's. `moved` are the collectives so far, for
-    `planner.traffic`, which counts them.
+    `planner.traffic`, which counts them. `links` are the ports and what hosts share, `cores` those
+    of its hosts, none where each rank has its own. Without `overlaps` messages to and from each
+    peer have streams of their own.
     """
 
     builder: TaskGraphBuilder
@@ -56,16 +71,18 @@ class StageStreams:
     gather: int
     reduce: int
     sends: int
-    links: dict[str, int]
-    cores: int | None
-    ranks_on_host: int
+    links: Mapping[str, Sequence[int]]
+    cores: Sequence[int]
     overlaps: bool
     overlap_loss: float = 0.0
+    name: str = ""
+    rank: int = 0
     parts: dict[int, Parts] = field(default_factory=dict)
     moved: list[tuple[tuple[str, ...], tuple[CollectiveWork, ...]]] = field(default_factory=list)
     last_task: int = -1
     next_alloc_bytes: int = 0
     next_free_bytes: int = 0
+    _peers: dict[str, int] = field(default_factory=dict)
     _waits: list[int] = field(default_factory=list)
     _beside_ns: int = 0
 
@@ -75,7 +92,7 @@ class StageStreams:
 
     def run(self, kind: str, name: str, duration_ns: int, source: str = "") -> int:
         """Kernels on the compute stream."""
-        on_cores = self.cores is not None and duration_ns > 0
+        on_cores = bool(self.cores) and duration_ns > 0
         self.last_task = self.builder.add(
             self.compute,
             0 if on_cores else duration_ns,
@@ -83,9 +100,9 @@ class StageStreams:
             kind=kind,
             name=name,
             cost_source=source,
-            work_bytes=duration_ns * self.ranks_on_host if on_cores else 0,
-            rate_cap_bytes_per_s=float(NS_PER_S * self.ranks_on_host),
-            links=() if self.cores is None else (self.cores,),
+            work_bytes=duration_ns if on_cores else 0,
+            rate_cap_bytes_per_s=float(NS_PER_S),
+            links=self.cores,
             alloc_bytes=self.next_alloc_bytes,
             free_bytes=self.next_free_bytes,
         )
@@ -121,6 +138,31 @@ class StageStreams:
         needs = [self.last_task] if self.last_task >= 0 else []
         self.moved.append((("pp",), cost.moves))
         return self._flow(self.sends, "pp_comm", name, cost, needs, 0)
+
+    def answer(
+        self, cost: CollectiveCost, name: str, made: int, asked: int, peer: StageStreams
+    ) -> int:
+        """On gloo: the message that task `made` made goes to a peer once it was asked for."""
+        needs = [task for task in (made, asked) if task >= 0]
+        return self._flow(self._with(peer, "send to"), "pp_comm", name, cost, needs, 0)
+
+    def ask(self, cost: CollectiveCost, name: str, after: int, peer: StageStreams) -> int:
+        """On gloo: tells a peer that this rank, behind the task, waits for its message."""
+        return self.builder.add(
+            self._with(peer, "ask"),
+            cost.latency_ns,
+            [after] if after >= 0 else [],
+            kind="pp_comm",
+            name=name,
+            cost_source=cost.source,
+        )
+
+    def _with(self, peer: StageStreams, what: str) -> int:
+        """The stream of what goes to one peer."""
+        name = f"{self.name} {what} {peer.rank}"
+        if name not in self._peers:
+            self._peers[name] = self.builder.stream(name, self.rank)
+        return self._peers[name]
 
     def receive(self, cost: CollectiveCost) -> None:
         """A message that another stage sends takes no time here, but is counted."""
@@ -162,41 +204,59 @@ class StageStreams:
             cost_source=cost.source,
             work_bytes=cost.bytes,
             rate_cap_bytes_per_s=cost.rate_cap_bytes_per_s,
-            links=(self.links[cost.link],),
+            links=self.links[cost.link],
         )
 
 
 def add_stage_streams(
     builder: TaskGraphBuilder, views: Sequence[View], first: int = 0
 ) -> list[StageStreams]:
-    """Streams and ports of every rank, numbered from `first`; CPUs on one host share its cores."""
-    cores: dict[tuple[str, int], int] = {}
-    stages = []
+    """Streams and ports of every rank, numbered from `first`."""
     parts: dict[int, Parts] = {}
-    for stage, (problem, candidate, place) in enumerate(views, start=first):
-        node = min(problem.cluster.nodes, key=lambda n: n.device.memory_bytes)
-        shares = node.cores and min(candidate.num_devices, node.device_count) > node.cores
-        name = f"stage {stage}"
-        number, ranks_on_host = stage_host(candidate, place, node.device_count)
-        host = (node.type, number)
-        if shares and host not in cores:
-            cores[host] = builder.link(f"host {number} cores", float(node.cores * NS_PER_S))
-        stages.append(
-            StageStreams(
-                builder=builder,
-                compute=builder.stream(f"{name} compute", stage),
-                gather=builder.stream(f"{name} gather", stage),
-                reduce=builder.stream(f"{name} reduce", stage),
-                sends=builder.stream(f"{name} send", stage),
-                links={
-                    "intra": builder.link(f"{name} node link", node.intra.bytes_per_s),
-                    "inter": builder.link(f"{name} network", node.nic_bytes_per_s_per_device),
-                },
-                cores=cores.get(host),
-                ranks_on_host=ranks_on_host,
-                overlaps=problem.cluster.backend != "gloo",
-                overlap_loss=problem.trainer.overlap_loss,
-                parts=parts,
-            )
-        )
+    shared = host_links(builder, views) if views[0].problem.cluster.backend == "gloo" else []
+    stages = []
+    for index, view in enumerate(views):
+        name = f"stage {first + index}"
+        streams = _streams(builder, view, name, first + index, parts)
+        if shared:
+            streams.cores, network = shared[index]
+            streams.links = {**streams.links, "inter": network}
+        stages.append(streams)
     return stages
+
+
+def _streams(
+    builder: TaskGraphBuilder, view: View, name: str, rank: int, parts: dict[int, Parts]
+) -> StageStreams:
+    problem = view.problem
+    nodes = _nodes_of(view)
+    overlaps = problem.cluster.backend != "gloo"
+    streams = StageStreams(
+        builder=builder,
+        compute=builder.stream(f"{name} compute", rank),
+        gather=builder.stream(f"{name} gather", rank),
+        reduce=builder.stream(f"{name} reduce", rank),
+        sends=builder.stream(f"{name} send", rank),
+        links={
+            "intra": (builder.link(f"{name} node link", min(n.intra.bytes_per_s for n in nodes)),)
+        },
+        cores=(),
+        overlaps=overlaps,
+        overlap_loss=problem.trainer.overlap_loss,
+        name=name,
+        rank=rank,
+        parts=parts,
+    )
+    if overlaps:
+        slowest = min(node.nic_bytes_per_s_per_device for node in nodes)
+        streams.links = {**streams.links, "inter": (builder.link(f"{name} network", slowest),)}
+    return streams
+
+
+def _nodes_of(view: View) -> Sequence[Node]:
+    """The nodes that the rank's stage lies on; of equal ones the first."""
+    nodes = view.problem.cluster.nodes
+    if view.problem.is_uniform:
+        return nodes[:1]
+    hosts = stage_hosts(view.candidate, view.place, view.problem.devices_per_node)
+    return [nodes[host] for host, _ in hosts]

@@ -83,7 +83,9 @@ class Node:
 
     `cores` limits how many CPU devices compute at once (0 for accelerators: no sharing).
     `shared_memory_bytes` is set when the devices draw on one memory (CPU): a plan must fit the
-    sum of its ranks' peaks into it. `pairs` overrides `intra` between two devices.
+    sum of its ranks' peaks into it. `pairs` overrides `intra` between two devices. Hosts of one
+    `machine` compute on the same cores (CPU); empty: on cores of their own. That
+    makes no other kind of host.
     """
 
     type: str
@@ -96,6 +98,7 @@ class Node:
     host_cores: int
     cores: int = 0
     shared_memory_bytes: int = 0
+    machine: str = field(default="", compare=False)
     pairs: Mapping[tuple[int, int], Link] = field(default_factory=dict)
 
     @property

@@ -219,6 +219,8 @@ class _NodeReader:
             )
         self._pinned = {"devices": {"type": "cpu", "cores": cores, "count": count}}
         self._pinned["host"] = {"memory": memory_text, "cores": host.cores if host else cores}
+        if host and host.machine:
+            self._pinned["host"]["machine"] = host.machine
         nic, nic_count = self._nics(self._spec.nics or NicsSpec(type="ethernet-10"))
         values = {name: getattr(device, name) for name in Device.__slots__}
         return Node(
@@ -232,6 +234,7 @@ class _NodeReader:
             host_cores=host.cores if host else cores,
             cores=cores,
             shared_memory_bytes=memory,
+            machine=(host and host.machine) or "",
         )
 
     def text(self, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -153,6 +153,7 @@ class HostSpec(Part):
 
     memory: HostBytes
     cores: Count
+    machine: str | None = None
 
 
 class RackSpec(Part):

@@ -7,10 +7,11 @@ ones, then at physics.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
-from claw_plan.profiles.cluster import Cluster
+from claw_plan.profiles.cluster import Cluster, Node
 from claw_plan.profiles.work import CollectiveWork, OpWork
 
 MEASURED, INTERPOLATED, FITTED, ANALYTIC = "measured", "interpolated", "fitted", "analytic"
@@ -86,6 +87,12 @@ class CostModel(Protocol):
 
     def collective(self, work: CollectiveWork) -> CollectiveCost:
         """Time of one collective, with all other devices of the nodes doing the same."""
+
+    def among(self, nodes: Sequence[Node]) -> Self:
+        """The times on these nodes, of all of the cluster's; the same answer to the same kinds."""
+
+    def quickest(self) -> Self:
+        """The times of each piece of work on the kind of node that has it done soonest."""
 
     def step_overhead_ns(self) -> int:
         """What a step costs beside its kernels and collectives (data, loop, logging)."""

@@ -8,11 +8,13 @@ and over.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 from claw_plan.profiles.calibration import Calibration
 from claw_plan.profiles.cluster import Cluster, Device, Node
@@ -31,7 +33,8 @@ CPU_STEP_OVERHEAD_NS = 1_000_000
 
 
 class ClusterCostModel:
-    """Times on one cluster. Of several kinds of devices or nodes the slowest counts.
+    """Times on one cluster. Of several kinds of devices or nodes the slowest counts; `among` asks
+    of some of the nodes.
 
     `assumptions` are sentences for the report. `with_launches=False` leaves out what launching a
     kernel costs the host, for callers that count launches themselves.
@@ -52,15 +55,44 @@ class ClusterCostModel:
         if len(self._devices) > 1:
             names = ", ".join(sorted(devices))
             self.assumptions = (f"devices differ ({names}): every rank is as slow as the slowest",)
+        self._counts: Callable[..., Any] = max
+        self._views: dict[Hashable, ClusterCostModel] = {}
         self._ops: dict[OpWork, OpCost] = {}
         self._collectives: dict[CollectiveWork, CollectiveCost] = {}
+
+    def among(self, nodes: Sequence[Node]) -> ClusterCostModel:
+        """The times on these nodes alone; the same answer to the same kinds of nodes."""
+        places = tuple(
+            place
+            for place, kind in enumerate(self._kinds)
+            if any(node is kind or node == kind for node in nodes)
+        )
+        if len(places) == len(self._kinds):
+            return self
+        return self._views.setdefault(places, self._view(places, max))
+
+    def quickest(self) -> ClusterCostModel:
+        """Each piece of work on the kind of node that has it done soonest."""
+        if len(self._kinds) == 1:
+            return self
+        return self._views.setdefault("quickest", self._view(range(len(self._kinds)), min))
+
+    def _view(self, places: Sequence[int], counts: Callable[..., Any]) -> ClusterCostModel:
+        view = copy.copy(self)
+        view._kinds = [self._kinds[place] for place in places]
+        view._links = [self._links[place] for place in places]
+        names = {kind.device.name for kind in view._kinds}
+        view._devices = [times for times in self._devices if times.device.name in names]
+        view._counts = counts
+        view._views, view._ops, view._collectives = {}, {}, {}
+        return view
 
     def op(self, work: OpWork) -> OpCost:
         """Time of one kernel on the cluster's slowest device."""
         cost = self._ops.get(work)
         if cost is None:
             costs = [device.op(work) for device in self._devices]
-            cost = self._ops[work] = max(costs, key=lambda each: each.ns)
+            cost = self._ops[work] = self._counts(costs, key=lambda each: each.ns)
         return cost
 
     def collective(self, work: CollectiveWork) -> CollectiveCost:
@@ -68,12 +100,12 @@ class ClusterCostModel:
         cost = self._collectives.get(work)
         if cost is None:
             costs = [links.collective(work) for links in self._links]
-            cost = self._collectives[work] = max(costs, key=lambda each: each.alone_ns)
+            cost = self._collectives[work] = self._counts(costs, key=lambda each: each.alone_ns)
         return cost
 
     def step_overhead_ns(self) -> int:
         """What a step costs beside its kernels and collectives (data, loop, logging)."""
-        return max(times.step_overhead_ns() for times in self._devices)
+        return int(self._counts(times.step_overhead_ns() for times in self._devices))
 
 
 def _distinct_nodes(cluster: Cluster) -> list[Node]:
@@ -160,7 +192,8 @@ def _chosen(
 
     Most ranks train beside others, so what was measured with most ranks on the host, up to one a
     core, counts. Where more ranks shared the cores, a kernel was sometimes interrupted for longer
-    than it lasts, and only the lower quartile tells its own time.
+    than it lasts, and only the lower quartile tells its own time. So too of gloo's collectives:
+    ranks begin them apart, for they leave a barrier one after the other.
     """
     by_work: dict[OpWork | CollectiveWork, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
@@ -171,8 +204,8 @@ def _chosen(
         alone = [m.ranks_per_host for m in several if m.ranks_per_host <= limit]
         ranks = max(alone) if alone else min(m.ranks_per_host for m in several)
         samples = [ns for m in several if m.ranks_per_host == ranks for ns in m.samples_ns]
-        is_shared = isinstance(work, OpWork) and ranks > limit
-        middle = sorted(samples)[len(samples) // 4] if is_shared else statistics.median(samples)
+        is_longer = ranks > limit if isinstance(work, OpWork) else work.backend == "gloo"
+        middle = sorted(samples)[len(samples) // 4] if is_longer else statistics.median(samples)
         times[work] = float(middle)
     return times
 
@@ -222,11 +255,19 @@ class _NodeCollectives:
 
 
 def _collective_families(work: CollectiveWork) -> tuple[Hashable, ...]:
+    """Groups of alike collectives, the closest first.
+
+    On gloo all operations are rings by the same threads on the same cores, so what one of them
+    tells of a link holds for another that nobody has measured.
+    """
     kind = (work.op, work.backend, work.algorithm)
-    return (
+    families: tuple[Hashable, ...] = (
         (*kind, work.group_size, work.nodes),
         (*kind, work.nodes > 1),
     )
+    if work.backend == "gloo" and work.op != "send":
+        families += (("gloo", work.nodes > 1),)
+    return families
 
 
 def _lasting(cost: CollectiveCost, ns: float, source: str) -> CollectiveCost:

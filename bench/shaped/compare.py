@@ -2,16 +2,20 @@
 
 Run (as root): python bench/shaped/compare.py --folder FOLDER --repeats 3
     python bench/shaped/compare.py --folder OTHER --mbit 200 200 50 --profile FOLDER/cpu.profile
+    python bench/shaped/compare.py --folder NEW --measured FOLDER
 (some 25 seconds a plan and repeat on two cores that nobody else uses)
 
 Learns from runs of one small GPT, then predicts plans of a larger one with another batch, runs
 them, in turns when repeated, and prints a line after each; the folder keeps runs and plans. What
 every rank moves in a step is compared, too: predicted and counted must be equal.
+With `--measured` nothing runs: a changed cost model learns from and is held against runs made
+before, which know nothing of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import statistics
 import sys
@@ -95,6 +99,12 @@ class Row:
     def error(self) -> float:
         return self.predicted_ms / self.measured_ms - 1
 
+    def add(self, run: Path) -> None:
+        """One more run of the plan."""
+        result = read_result(run)
+        self.measured.append(result.step_time_ms["median"])
+        self.differences += result.traffic_differences
+
     def line(self) -> str:
         """A row of the table."""
         low, high = min(self.measured), max(self.measured)
@@ -113,6 +123,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--profile", type=Path, help="learnt before, instead of learning here")
+    parser.add_argument("--measured", type=Path, help="a folder of before, whose runs are taken")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the plans, from 0")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are taken down on the way
@@ -120,28 +131,46 @@ def main() -> None:
     folder.mkdir(parents=True)
     cluster = folder / "cluster.yaml"
     cluster.write_text(cluster_text(options.mbit, options.delay_ms))
-    ports = [
-        Port(bits_per_s=int(m * 1e6), delay_ns=int(options.delay_ms * 1e6)) for m in options.mbit
-    ]
-    with Hosts(ports) as hosts:
-        profile = options.profile or _learn(hosts, cluster, options.steps)
+    if options.measured is not None:
+        profile = options.profile or _learnt(_runs_of(options.measured, "learnt*"), cluster)
         rows = _predict(cluster, profile, len(options.mbit), options.only)
-        for _ in range(options.repeats):
-            for row in rows:
-                _measure(hosts, row, options.steps)
-    print("\n".join(summary(rows)))
+        for row in rows:
+            for run in _runs_of(options.measured, row.plan.stem):
+                row.add(run)
+    else:
+        ports = [
+            Port(bits_per_s=int(rate * 1e6), delay_ns=int(options.delay_ms * 1e6))
+            for rate in options.mbit
+        ]
+        with Hosts(ports) as hosts:
+            profile = options.profile or _learn(hosts, cluster, options.steps)
+            rows = _predict(cluster, profile, len(options.mbit), options.only)
+            for _ in range(options.repeats):
+                for row in rows:
+                    row.add(_run(hosts, row.plan, options.steps))
+                    print(row.line(), flush=True)
+    print("\n".join(summary([row for row in rows if row.measured])))
+
+
+def _runs_of(folder: Path, plans: str) -> list[Path]:
+    """Runs that ended well of the plans of that name, in the order they were made."""
+    return sorted(found.parent for found in folder.glob(f"{plans}-runs/*/result.json"))
 
 
 def cluster_text(mbit: list[float], delay_ms: float) -> str:
-    """cluster.yaml as a user of these hosts would write it."""
+    """cluster.yaml as a user of these hosts would write it.
+
+    Hosts on one core of this machine say so.
+    """
     lines = ["name: shaped", "nodes:"]
-    for rate in sorted(set(mbit), reverse=True):
+    cores = os.cpu_count() or 1
+    for host, rate in enumerate(mbit):
+        machine = f", machine: core-{host % cores}" if len(mbit) > cores else ""
         lines += [
-            f"  - count: {mbit.count(rate)}",
-            f"    devices: {{type: cpu, cores: 1, count: {RANKS}}}",
+            f"  - devices: {{type: cpu, cores: 1, count: {RANKS}}}",
             f"    nics: {{name: shaped-{rate:g}, bandwidth: {rate:g} Mb/s, "
             f"latency: {2 * delay_ms:g} ms}}",
-            "    host: {memory: 8 GiB, cores: 1}",
+            f"    host: {{memory: 8 GiB, cores: 1{machine}}}",
         ]
     return "\n".join(lines) + "\n"
 
@@ -152,6 +181,10 @@ def _learn(hosts: Hosts, cluster: Path, steps: int) -> Path:
     for number, (batch, knobs) in enumerate(LEARNT):
         plan = _plan(cluster, f"learnt{number}", LEARNT_MODEL, batch, knobs)
         runs.append(_run(hosts, plan, steps))
+    return _learnt(runs, cluster)
+
+
+def _learnt(runs: list[Path], cluster: Path) -> Path:
     learned = learn(runs, cluster.with_name("cpu.profile"))
     for run in learned.runs:
         print(
@@ -196,13 +229,6 @@ def _run(hosts: Hosts, plan: Path, steps: int) -> Path:
     hosts.run([*command, "--json"], RANKS, hosts=-(-ranks // RANKS))
     (made,) = set(runs.iterdir()) - known
     return made
-
-
-def _measure(hosts: Hosts, row: Row, steps: int) -> None:
-    result = read_result(_run(hosts, row.plan, steps))
-    row.measured.append(result.step_time_ms["median"])
-    row.differences += result.traffic_differences
-    print(row.line(), flush=True)
 
 
 def summary(rows: list[Row]) -> list[str]:

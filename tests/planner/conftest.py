@@ -9,7 +9,7 @@ import importlib.util
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,12 @@ class ToyCost:
             link="intra" if inside else "inter",
             source="analytic",
         )
+
+    def among(self, nodes: Sequence[Node]) -> ToyCost:
+        return self
+
+    def quickest(self) -> ToyCost:
+        return self
 
     def step_overhead_ns(self) -> int:
         return 0

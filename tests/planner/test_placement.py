@@ -17,7 +17,7 @@ from claw_plan.planner.placement import (
     groups_of,
     replica_nodes,
     shard_nodes,
-    stage_host,
+    stage_hosts,
     stride_of,
 )
 
@@ -122,16 +122,17 @@ def test_shard_groups_count_the_contexts():
 @pytest.mark.parametrize(
     ("candidate", "expected"),
     [
-        (Candidate(pp=4), [(0, 1), (0, 1), (1, 1), (1, 1)]),
-        (Candidate(pp=2, dp_replicate=2), [(0, 2), (1, 2)]),
-        (Candidate(dp_replicate=4), [(0, 2)]),
-        (Candidate(dp_replicate=3), [(0, 2)]),
+        (Candidate(pp=4), [((0, 1),), ((0, 1),), ((1, 1),), ((1, 1),)]),
+        (Candidate(pp=2, dp_replicate=2), [((0, 2),), ((1, 2),)]),
+        (Candidate(pp=2, dp_replicate=3), [((0, 2), (1, 1)), ((1, 1), (2, 2))]),
+        (Candidate(dp_replicate=4), [((0, 2), (1, 2))]),
+        (Candidate(dp_replicate=3), [((0, 2), (1, 1))]),
         (
             Candidate(pp=2, tp=2, mesh_order=("tp", "pp", "dp_replicate", "dp_shard", "cp")),
-            [(0, 1), (0, 1)],
+            [((0, 1), (1, 1)), ((0, 1), (1, 1))],
         ),
     ],
 )
-def test_a_stage_lies_on_the_host_of_its_first_rank(candidate, expected):
+def test_a_stage_lies_on_the_hosts_of_its_ranks(candidate, expected):
     """Two devices a host, filled in the order of the mesh."""
-    assert [stage_host(candidate, stage, 2) for stage in range(candidate.pp)] == expected
+    assert [stage_hosts(candidate, stage, 2) for stage in range(candidate.pp)] == expected

@@ -21,9 +21,8 @@ def streams_with(overlap_loss: float, *, overlaps: bool = True) -> StageStreams:
         gather=gather,
         reduce=reduce,
         sends=sends,
-        links={"intra": builder.link("port", 1e9)},
-        cores=None,
-        ranks_on_host=1,
+        links={"intra": [builder.link("port", 1e9)]},
+        cores=(),
         overlaps=overlaps,
         overlap_loss=overlap_loss,
     )

@@ -148,6 +148,53 @@ def test_of_mixed_devices_the_slowest_counts_and_is_said(tmp_path: Path) -> None
     assert costs.collective(far) == analytic_collective(mixed.nodes[1], mixed.network, far)
 
 
+def test_ranks_on_some_nodes_meet_only_their_links(tmp_path: Path) -> None:
+    """Three hosts, the last with a quarter of the rate: closed forms of a message and a ring."""
+    path = tmp_path / "c.yaml"
+    host = "host: {memory: 8 GiB, cores: 1}, devices: {type: cpu, cores: 1, count: 1}"
+    lines = [
+        f"{{count: {count}, nics: {{name: n{rate}, bandwidth: {rate} Mb/s, latency: 2 ms}}, {host}}}"
+        for count, rate in ((2, 200), (1, 50))
+    ]
+    path.write_text(f"nodes: [{', '.join(lines)}]")
+    cluster = load_cluster(str(path))
+    costs = ClusterCostModel(cluster)
+    fast, slow = costs.among(cluster.nodes[:2]), costs.among(cluster.nodes[2:])
+    send = CollectiveWork(op="send", bytes=10**6, group_size=2, nodes=2, backend="gloo")
+    assert fast.collective(send).alone_ns == 2_000_000 + 40_000_000  # 1 MB at 25 MB/s
+    assert slow.collective(send).alone_ns == 2_000_000 + 160_000_000
+    ring = CollectiveWork(op="all_reduce", bytes=3 * 10**6, group_size=3, nodes=3, backend="gloo")
+    # 2 (n-1)/n of the bytes leave each host; each of n-1 steps waits five times for the wire.
+    assert fast.collective(ring).alone_ns == 2 * 5 * 2_000_000 + 160_000_000
+    assert slow.collective(ring).alone_ns == 2 * 5 * 2_000_000 + 640_000_000
+    assert (
+        costs.collective(ring)
+        == slow.collective(ring)
+        == costs.among(cluster.nodes).collective(ring)
+    )
+    assert costs.quickest().collective(ring) == fast.collective(ring)
+    assert costs.among(cluster.nodes) is costs
+    assert costs.among(cluster.nodes[:1]) is fast
+    uniform = ClusterCostModel(load_cluster("2xdgx-h100"))
+    assert uniform.quickest() is uniform.among(uniform.cluster.nodes[1:]) is uniform
+
+
+def test_gpus_too_meet_the_nics_they_cross(tmp_path: Path) -> None:
+    """InfiniBand HDR beside NDR: half the rate, so a ring's flow lasts twice as long."""
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "nodes: [{type: dgx-h100, count: 2}, {type: dgx-h100, nics: {type: ib-hdr, count: 8}}]"
+    )
+    cluster = load_cluster(str(path))
+    costs = ClusterCostModel(cluster)
+    work = CollectiveWork(op="send", bytes=1 << 30, group_size=2, nodes=2)
+    fast, slow = costs.among(cluster.nodes[:2]), costs.among(cluster.nodes[2:])
+    assert fast.collective(work) == analytic_collective(cluster.nodes[0], cluster.network, work)
+    assert slow.collective(work) == analytic_collective(cluster.nodes[2], cluster.network, work)
+    assert slow.collective(work).alone_ns > 1.9 * fast.collective(work).alone_ns
+    assert costs.collective(work) == slow.collective(work)
+
+
 def test_constants_of_the_profile_act() -> None:
     profile = Profile(constants={"cpu-core": {"op_scale": 1.5, "step_overhead_ns": 123.0}})
     costs = ClusterCostModel(CPU, profile)
