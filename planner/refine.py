@@ -229,7 +229,7 @@ def refine(
     )
     before = choices.base_ns
     better = choices.choice(answer.assignment)
-    found = better if better is not None and answer.fits and answer.time_ns < before else base
+    found = better if better is not None and answer.fits else base
     said = _said(searcher, len(choices.sizes), base, found, before, answer.time_ns)
     return Refined(choice=found, sentences=(said, *layer_gain(scorer, found, settings)))
 
