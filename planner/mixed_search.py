@@ -34,8 +34,8 @@ MOST_ARRANGEMENTS = 3000
 PROPOSED = 4
 """So many of them, by number of stages."""
 
-MOST_OPENED = 6000
-"""Branches opened before the search ends with a gap: minutes would follow for little."""
+MOST_OPENED = 600
+"""Branches opened before the search ends with a gap: some seconds at any scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
