@@ -156,7 +156,8 @@ class DataBounds:
         for cut in cuts:
             known = self._traffic.get((cut, key))
             if known is None:
-                known = self._traffic[cut, key] = self._stage_traffic(*cut, *key)
+                start, stop = cut
+                known = self._traffic[cut, key] = self._stage_traffic(start, stop, *key)
             found.append(known)
         return found
 

@@ -27,6 +27,7 @@ from claw_plan.planner.search import Branch, Evaluated, SearchReport, best_first
 from claw_plan.planner.space import Space
 
 Choice: TypeAlias = tuple[Candidate, Cuts]
+Opens: TypeAlias = Callable[[], Iterable[Branch[Choice]] | Evaluated[Choice]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,7 @@ class _Searcher:
         for row, bound, fits in zip(rows.tolist(), bounds.tolist(), may_fit.tolist(), strict=True):
             several = self._space.blocks_run_again(row)
             size, order = int(self._space.table.size[row]), _order(self._space.group(row).base)
+            opens: Opens
             if not fits:
                 opens = partial(self._rule_out, row, size, len(several))
             elif len(several) > 1:
@@ -87,11 +89,9 @@ class _Searcher:
         bounds, may_fit = self.bounds.cut(np.full(len(blocks), row), blocks)
         for again, bound, fits in zip(several, bounds.tolist(), may_fit.tolist(), strict=True):
             group = self._space.group(row, again)
-            opens = (
-                partial(self._add_up, row, again)
-                if fits
-                else partial(self._rule_out, row, group.size, 1)
-            )
+            opens: Opens = partial(self._rule_out, row, group.size, 1)
+            if fits:
+                opens = partial(self._add_up, row, again)
             yield Branch(bound, _order(group.base), group.size, opens)
 
     def _rule_out(self, row: int, size: int, groups: int) -> Evaluated[Choice]:

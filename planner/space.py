@@ -306,7 +306,8 @@ class Space:
         """One group of each set of members."""
         table = self.table
         columns = (table.pp > 1, table.tp, table.dp, table.microbatches > 1, table.schedule)
-        return numbered(*columns)[0].tolist()
+        rows: list[int] = numbered(*columns)[0].tolist()
+        return rows
 
     def _pinned(self, knob: str, value: Any) -> bool:
         return knob not in self._fix or self._fix[knob] == value
