@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from claw_plan.planner.tensor_parallel import (
     REGION,
     ROW,
     TensorParallelModel,
+    apply_rules,
     apply_to_block,
 )
 from claw_plan.planner.tp_autograd import StandIn
@@ -92,24 +93,31 @@ def find_rules(
         refused.update({f"{names[0]}.{row}": why for row, why in left_out.items()})
         only = () if len(structures) == 1 else (index,)
         regions.extend(
-            _Region.of(call.block, names, [replace(rule, structures=only) for rule in rules])
+            _Region.of(call, names, [replace(rule, structures=only) for rule in rules])
             for rules in found
         )
-    chosen, left_out = _agreeing(regions)
-    refused.update(left_out)
-    rules = [rule for region in chosen for rule in region.rules]
-    divides = math.gcd(*(region.divides for region in chosen)) if chosen else 1
-    finding = TensorParallelFinding(
-        rules=tuple(rules),
-        structures=tuple(tuple(names) for names in structures),
-        reason=_reason(rules, refused),
-        tp_divides=divides,
-        refused=refused,
-    )
+    finding = _finding(regions, structures, refused)
+    if any(region.leaks for region in regions) and (why := _unread(model, finding, forward)):
+        refused |= {region.name: why for region in regions if region.leaks}
+        finding = _finding([r for r in regions if not r.leaks], structures, refused)
     if not finding.rules:
         return finding
     why_not = why_no_sequence(model, blocks, finding.by_block(), forward)
     return replace(finding, no_sequence_parallel=why_not)
+
+
+def _finding(
+    regions: Sequence[_Region], structures: Sequence[Sequence[str]], refused: dict[str, str]
+) -> TensorParallelFinding:
+    chosen, left_out = _agreeing(regions)
+    rules = [rule for region in chosen for rule in region.rules]
+    return TensorParallelFinding(
+        rules=tuple(rules),
+        structures=tuple(tuple(names) for names in structures),
+        reason=_reason(rules, refused | left_out),
+        tp_divides=math.gcd(*(region.divides for region in chosen)) if chosen else 1,
+        refused=refused | left_out,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +128,13 @@ class _Region:
     rules: tuple[TensorParallelRule, ...]
     divides: int
     numel: int
+    leaks: bool
 
     @classmethod
     def of(
-        cls, block: nn.Module, names: Sequence[str], rules: Sequence[TensorParallelRule]
+        cls, call: BlockCall, names: Sequence[str], rules: Sequence[TensorParallelRule]
     ) -> _Region:
+        block = call.block
         linears = [rule for rule in rules if rule.style != REGION]
         numel = sum(
             block.get_submodule(rule.module).get_parameter(own).numel()
@@ -136,6 +146,7 @@ class _Region:
             rules=tuple(rules),
             divides=math.gcd(*(rule.heads for rule in linears)),
             numel=numel * len(names),
+            leaks=_also_returns_divided(call, rules),
         )
 
 
@@ -218,20 +229,20 @@ def _find_in_block(
 def _tried_with_fewer(
     call: BlockCall, columns: Sequence[LinearCall], row: LinearCall
 ) -> list[TensorParallelRule]:
-    """The rules with all columns, else with the widest.
+    """The rules with all columns, else with fewer: the narrowest stay whole first.
 
-    One head of keys and values for all queries is whole on every rank, as in Megatron.
+    So does one head of keys and values for all queries, as in Megatron, and what DeepSeek's latent
+    attention compresses before its heads.
     """
-    try:
-        return _tried(call, columns, row)
-    except TRIAL_ERRORS:
-        sizes = [_num_outputs(call.block, column) for column in columns]
-        widest = [c for c, size in zip(columns, sizes, strict=True) if size == max(sizes)]
-        if len(widest) == len(columns):
-            raise
-        with suppress(*TRIAL_ERRORS):
-            return _tried(call, widest, row)
-        raise
+    sizes = [_num_outputs(call.block, column) for column in columns]
+    errors: list[Exception] = []
+    for least in sorted(set(sizes)):
+        wide = [column for column, size in zip(columns, sizes, strict=True) if size >= least]
+        try:
+            return _tried(call, wide, row)
+        except TRIAL_ERRORS as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _num_outputs(block: nn.Module, linear: LinearCall) -> int:
@@ -327,7 +338,28 @@ def _trial(call: BlockCall, rules: Sequence[TensorParallelRule], degree: int) ->
             heads[name] = math.gcd(heads[name], size)
 
     with _applied(call, rules, degree, noted), torch.enable_grad():
-        output = call.run()
-    if any(isinstance(leaf, HeadShard) for leaf in leaves(output)):
+        hidden, *_ = (*leaves(call.run()), None)
+    if isinstance(hidden, HeadShard):
         raise TensorParallelError("its block returns a divided tensor")
     return heads
+
+
+def _also_returns_divided(call: BlockCall, rules: Sequence[TensorParallelRule]) -> bool:
+    """Whether divided tensors leave the block beside the hidden state (attention's scores)."""
+    with _applied(call, rules, 1, lambda columns, size: None), torch.enable_grad():
+        return any(isinstance(leaf, HeadShard) for leaf in leaves(call.run()))
+
+
+def _unread(
+    model: nn.Module, finding: TensorParallelFinding, forward: Callable[[], object]
+) -> str:
+    """Why what blocks return divided is used, '' if the whole model runs with it there."""
+    divided = apply_rules(model, finding.by_block(), StandIn(1))
+    try:
+        with torch.enable_grad():
+            is_read = any(isinstance(leaf, HeadShard) for leaf in leaves(forward()))
+    except TRIAL_ERRORS as error:
+        return first_line(error)
+    finally:
+        divided.remove()
+    return "the model returns what its block returns divided" if is_read else ""

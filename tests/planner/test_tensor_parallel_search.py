@@ -161,13 +161,22 @@ def test_a_divided_tensor_that_leaves_the_block_is_refused():
             return h + self.pair["q"](wide), wide
 
     class Taking(Chain):
-        def forward(self, h):
-            return self.layers[0](self.first(h))[0]
+        def __init__(self, *layers, take):
+            super().__init__(*layers)
+            self.take = take
 
-    model = Taking(Leaks())
-    finding = find_rules(model, ["layers.0"], lambda: model(torch.randn(BATCH, SEQ, DIM)))
+        def forward(self, h):
+            return self.take(self.layers[0](self.first(h)))
+
+    def found_taking(take):
+        model = Taking(Leaks(), take=take)
+        return find_rules(model, ["layers.0"], lambda: model(torch.randn(BATCH, SEQ, DIM)))
+
+    assert regions(found_taking(lambda both: both[0])) == ["pair.p -> pair.q"]
+    finding = found_taking(lambda both: both[0] + both[1].sum(-1, keepdim=True))
     assert finding.rules == ()
-    assert finding.reason.endswith("layers.0.pair.q: its block returns a divided tensor")
+    assert "layers.0.pair.q: sum in layers.0 runs along the divided" in finding.reason
+    assert "what its block returns divided" in found_taking(lambda both: both[1]).reason
 
 
 def test_a_weight_that_another_module_holds_is_refused():
