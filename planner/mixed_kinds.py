@@ -4,9 +4,9 @@ A kind is nodes that are equal. All that one device computes, keeps and exchange
 judged by its kind's own Problem: its rates, its memory, its links. What unlike devices do together
 is judged by the whole Problem, in which the slowest counts.
 
-Tensor-parallel ranks meet several times in every block, so the slowest sets the pace of all; ranks
-whose speeds differ by more than `MOST_UNLIKE` share no such group. Stages lie on one kind, so
-none of their groups does.
+Tensor-parallel ranks meet several times in every block, so the slowest would set the pace of all.
+A pipeline rank lies on one kind, and with it every group of its own: however little two kinds
+differ, they share none.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ from dataclasses import dataclass, field, replace
 from claw_plan.planner.mixed_plan import MixedRank
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.stage_streams import View
-from claw_plan.profiles.cluster import Cluster, Device, Node
+from claw_plan.profiles.cluster import Cluster, Node
 from claw_plan.profiles.cost import CostModel
-
-MOST_UNLIKE = 0.30
-"""From this on devices are of different kinds whatever their nodes are (METHODS 11)."""
 
 MakeCost = Callable[[Cluster], CostModel]
 
@@ -107,12 +104,3 @@ def _names(nodes: list[Node]) -> list[str]:
         name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
         for place, name in enumerate(names)
     ]
-
-
-def unlike(one: Device, other: Device, precision: str) -> bool:
-    """Whether the speeds of two devices differ by more than MOST_UNLIKE."""
-    rates = [
-        device.achieved_flops_per_s.get(precision, device.peak_flops_per_s.get(precision, 0.0))
-        for device in (one, other)
-    ]
-    return max(rates) > (1 + MOST_UNLIKE) * min(rates)

@@ -4,7 +4,7 @@ It stands where `Candidate` stands for equal devices: the mixed search makes it,
 turns it into tasks. It has one pipeline or more. The stages of a pipeline may lie on different
 kinds of devices, each divided in its own way; its microbatches are of one size for all stages.
 Several pipelines share the step's batch as their speeds are, and their gradients are summed, each
-weighted by its samples (METHODS: gradient = sum of b_i / B times g_i, not the mean over ranks).
+weighted by its samples (sum of b_i / B times g_i, not the mean over ranks).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class MixedScored(Scored):
     `candidate` and `cuts` are those of the first pipeline's first stage and of the first
     pipeline; `memory` is of every stage of every pipeline. `utilisation` is the least time in
     which the devices of the whole cluster could compute the batch, each at its own best and
-    never waiting, over the step time: B / sum of speeds, METHODS 11's upper bound.
+    never waiting, over the step time: B / sum of speeds, which no plan can beat.
     """
 
     mixed: MixedCandidate

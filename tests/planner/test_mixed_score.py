@@ -15,7 +15,7 @@ from claw_plan.planner.mixed_score import least_time_ns
 def test_shares_by_speed_reach_the_bound_of_the_batch_over_all_speeds(
     toys, mixed_toys, ratio, shares, best
 ):
-    """Four devices of each of two kinds, 64 samples: algebra, METHODS 11.
+    """Four devices of each of two kinds, 64 samples: algebra.
 
     No traffic and no optimizer to speak of: only rounding to whole samples is lost.
     """
