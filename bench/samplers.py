@@ -204,7 +204,8 @@ def runs(seeds: int) -> Iterator[Key]:
         (shallow, ("rl, pre-trained",), starts, BUDGETS),
         (DEEP_MODELS, (*CHEAP, "rl, pre-trained"), starts, BUDGETS),
         (shallow, OPTUNA, ("warm",), (200,)),
-        (DEEP_MODELS, OPTUNA, starts, (200,)),
+        (DEEP_MODELS, OPTUNA, ("cold",), (200,)),
+        (DEEP_MODELS, OPTUNA, ("warm",), (200,)),
         (shallow, OPTUNA[:-1], starts, (1000,)),
     ]
     for names, searchers, begins, budgets in parts:
@@ -250,14 +251,14 @@ def policy_for(name: str, folder: Path) -> Path:
     return path
 
 
-def study(results: Path, seconds: float, seeds: int) -> None:
-    """Does what is missing of the study, for so many CPU seconds."""
+def study(results: Path, seconds: float, seeds: int, only: str) -> None:
+    """Does what is missing of the study, of problems named so, for so many CPU seconds."""
     done = {tuple(line["key"]) for line in load(results)}
     folder = results.parent
     for key in runs(seeds):
         if time.process_time() > seconds:
             break
-        if key not in done:
+        if key not in done and only in f"{key[0]}, {key[1]}":
             line = {"key": key, **run(key, folder)}
             with results.open("a") as out:
                 out.write(json.dumps(line) + "\n")
@@ -275,9 +276,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=900.0)
     parser.add_argument("--seeds", type=int, default=3, help="of annealing and RL")
+    parser.add_argument("--only", default="", help="a part of the problems' names")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    study(options.results, options.seconds, options.seeds)
+    study(options.results, options.seconds, options.seeds, options.only)
     if options.write:
         from sampler_tables import write_tables
 
