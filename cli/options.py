@@ -117,8 +117,8 @@ PLANNING_OPTIONS = (
         default="step_time",
         show_default=True,
         metavar="O",
-        help="What is best: step_time, cost, deadline=<time> (with --steps), goodput, balanced or "
-        "balanced=<balance weight>:<time weight>.",
+        help="What is best: step_time, cost, deadline=<time> (with --steps), goodput, memory, "
+        "balanced or balanced=<balance weight>:<time weight>.",
     ),
     click.option(
         "--steps",

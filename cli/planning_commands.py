@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from claw_plan.cli.garbage import collected_rarely
+from claw_plan.cli.html_report import write_html
 from claw_plan.cli.json_output import infeasible_object, json_text, plan_object, score_object
 from claw_plan.cli.options import (
     COUNT,
@@ -43,9 +44,20 @@ if TYPE_CHECKING:
 @click.option(
     "--trace", type=FILE, metavar="OUT", help="Write its simulated step for ui.perfetto.dev."
 )
+@click.option(
+    "--html",
+    type=FILE,
+    metavar="OUT",
+    help="Write the report as a page, with the front of time, memory and cost.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON (docs/json.md).")
 def plan(
-    model: Path, output: Path | None, trace: Path | None, as_json: bool, **settings: Any
+    model: Path,
+    output: Path | None,
+    trace: Path | None,
+    html: Path | None,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Find the best way to train MODEL on a cluster.
 
@@ -55,6 +67,8 @@ def plan(
     read = (model, Path(settings["cluster"]), settings["profile"], settings["baseline"])
     check_can_write(output, inputs=read)
     check_can_write(trace, inputs=(*read, output))
+    check_can_write(html, inputs=(*read, output, trace))
+    settings["front"] = html is not None
     try:
         with stdout_kept_clean(), collected_rarely(), ProgressBar() as progress:
             folder = output.absolute().parent if output else Path()
@@ -64,6 +78,9 @@ def plan(
             click.echo(json_text(infeasible_object(str(error), error.levers)), nl=False)
         raise
     _write(result, output, trace)
+    if html is not None:
+        write_html(result, _next_command(output), html)
+        say(f"wrote the report to {html}")
     if as_json:
         click.echo(json_text(plan_object(result)), nl=False)
     else:

@@ -210,4 +210,6 @@ def search_sentence(search: SearchReport, objective: str = "step_time") -> str:
 def _less(objective: str) -> str:
     if objective == "step_time":
         return "a shorter simulated step"
+    if objective == "memory":
+        return "a shorter simulated step in the memory that is left to it"
     return f"less of the objective {objective!r}, by simulated step times"

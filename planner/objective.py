@@ -26,7 +26,8 @@ from claw_plan.planner.space import Space
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.units import format_ns, parse_ns, s_from_ns
 
-NAMES = ("step_time", "cost", "deadline=<time>", "goodput", "balanced")
+NAMES = ("step_time", "cost", "deadline=<time>", "goodput", "memory", "balanced")
+MEMORY = "memory"
 BALANCE_WEIGHT, COMPUTE_WEIGHT = 0.7, 0.3
 """Weights of imbalance and of time over its bound, of the articles this program grew from."""
 
@@ -152,7 +153,7 @@ def objective_of(text: str, scorer: Scorer, space: Space, steps: int | None) -> 
     name, _, value = text.partition("=")
     problem = scorer.problem
     per_node = problem.devices_per_node
-    if name == "step_time" and not value:
+    if name in ("step_time", MEMORY) and not value:  # the least memory was found before
         return StepTime()
     if name == "cost" and not value:
         return Cost(devices_per_node=per_node)
@@ -232,4 +233,7 @@ def said_of(objective: Objective, cluster: Cluster, candidate: Candidate, time_n
             f"objective balanced: {objective.balance_weight:.2f} x imbalance + "
             f"{objective.compute_weight:.2f} x time over its bound"
         )
-    return ""
+    return (
+        "objective memory: with 1 % of the usable memory less no plan fits; of those that do, the "
+        "fastest"
+    )

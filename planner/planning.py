@@ -18,7 +18,15 @@ from claw_plan.planner.errors import PlanError
 from claw_plan.planner.explain import binds, infeasible, infeasible_message, reasons
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
-from claw_plan.planner.objective import Objective, StepTime, check_met, objective_of, said_of
+from claw_plan.planner.objective import (
+    MEMORY,
+    Objective,
+    StepTime,
+    check_met,
+    objective_of,
+    said_of,
+)
+from claw_plan.planner.pareto import Point, front, least_memory
 from claw_plan.planner.pinned import batch_refusal, check_pinned
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_writer import write_plan
@@ -63,6 +71,7 @@ class PlanningRequest:
     baseline: Path | None = None
     objective: str = "step_time"
     steps: int | None = None
+    front: bool = False
     search: str | None = None
     storage: str | None = None
     policy: Path | None = None
@@ -86,6 +95,7 @@ class PlanningResult:
     reasons: tuple[str, ...]
     given: Baseline | None = None
     objective: str = "step_time"
+    front: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +138,8 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     posed = posed or pose(request)
     say = request.progress or (lambda what, done: None)
     problem, setting = posed.problem, posed.setting
+    if request.objective == MEMORY:
+        problem = least_memory(problem, request.fix)
     scorer = Scorer(problem)
     space = Space(problem, request.fix)
     objective = objective_of(request.objective, scorer, space, request.steps)
@@ -181,14 +193,15 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
             *refined.sentences,
             *(
                 reasons(scorer, space, found, best)
-                if isinstance(objective, StepTime)
+                if request.objective == "step_time"
                 else (
                     said_of(objective, problem.cluster, best.candidate, best.step_time_ns),
                     binds(best),
                 )
             ),
         ),
-        objective=objective.name,
+        objective=request.objective.partition("=")[0],
+        front=front(problem, request.fix) if request.front else (),
         given=given,
     )
 

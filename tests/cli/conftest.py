@@ -115,4 +115,5 @@ def result() -> Any:
         reasons=("tp: its all-reduces would cost 9.0 ms a step",),
         given=None,
         objective="step_time",
+        front=(),
     )
