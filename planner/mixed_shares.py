@@ -85,9 +85,16 @@ class Shares:
             yield from (tuple(self.grain * part for part in parts) for parts in every)
             return
         able = [kind for kind in range(kinds) if self.alone(kind, self.batch) is not None]
-        for size in range(2, len(able) + 1):
+        best_ns = float("inf")
+        for size in range(len(able), 1, -1):
             for used in combinations(able, size):
-                yield from self._descent(used)
+                # Fewer kinds are slower unless another spoils what they do together.
+                if 1 / sum(1 / self._time(kind, self.batch) for kind in used) >= best_ns:
+                    continue
+                for shares in self._descent(used):
+                    yield shares
+                    slowest_ns = self.slowest_ns(shares)
+                    best_ns = min(best_ns, slowest_ns) if slowest_ns is not None else best_ns
 
     def _descent(self, used: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """From shares as speeds are, always to the better."""

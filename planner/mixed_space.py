@@ -8,11 +8,13 @@ them recompute, is `mixed_cut`'s: of a way `chain` gives everything that depends
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate, product
-from typing import NamedTuple, TypeAlias
+from math import prod
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +41,6 @@ SHARING = (REPLICATED, SHARDED, STATES)
 MOST_DEPTH = 64
 """Stages of one pipeline at most."""
 
-Floats: TypeAlias = NDArray[np.float64]
-
 
 class Division(NamedTuple):
     """How the stages on one kind of device are divided."""
@@ -62,6 +62,46 @@ class Way:
     microbatch: int
     divisions: tuple[Division | None, ...]
     sharing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rows(Sequence[tuple[int, tuple[Division | None, ...]]]):
+    """Microbatch and divisions of many ways, each written out only when it is asked for.
+
+    Of the microbatch i the ways, as the product of its `options`, are numbered from `firsts[i]`.
+    """
+
+    microbatches: Sequence[int]
+    options: Sequence[tuple[tuple[Division | None, ...], ...]]
+    firsts: Sequence[int]
+    numbers: Int
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, tuple[Division | None, ...]]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> Rows | tuple[int, tuple[Division | None, ...]]:
+        if isinstance(index, slice):
+            return replace(self, numbers=self.numbers[index])
+        number = int(self.numbers[index])
+        place = bisect_right(self.firsts, number) - 1
+        own, rest = self.options[place], number - self.firsts[place]
+        chosen = []
+        for each in reversed(own):
+            rest, at = divmod(rest, len(each))
+            chosen.append(each[at])
+        return self.microbatches[place], tuple(reversed(chosen))
+
+
+def _outer(combine: np.ufunc, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Every combination of one entry of each part, the last varying fastest."""
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = combine.outer(whole, part).reshape(-1)
+    return whole
 
 
 @dataclass(frozen=True)
@@ -130,33 +170,34 @@ class MixedSpace:
         ]
         return list(product(*choices))
 
-    def rows(self) -> tuple[list[tuple[int, tuple[Division | None, ...]]], Int, Int]:
-        """Microbatch and divisions of all ways of two kinds or more, a bound and the sharings.
+    def rows(self) -> tuple[Rows, Int, Int]:
+        """All ways of two kinds or more, best first, a bound of each and its number of sharings.
 
         The bound: the work of a step over the most stages that each kind can have, each as fast
-        as its kind. Best first.
+        as its kind.
         """
-        found: list[tuple[int, tuple[Division | None, ...]]] = []
-        bounds: list[Floats] = []
-        for microbatch in self.microbatches():
-            options = [
-                [None, *self.divisions(kind, microbatch)] for kind in range(len(self.kinds))
-            ]
+        kinds, microbatches = range(len(self.kinds)), self.microbatches()
+        options = [
+            tuple((None, *self.divisions(kind, microbatch)) for kind in kinds)
+            for microbatch in microbatches
+        ]
+        numbers, bounds, sizes, firsts = [], [], [], [0]
+        for microbatch, own in zip(microbatches, options, strict=True):
             speeds = [
-                np.array([self._speed(kind, microbatch, each) for each in own])
-                for kind, own in enumerate(options)
+                np.array([self._speed(kind, microbatch, each) for each in own[kind]])
+                for kind in kinds
             ]
-            total = speeds[0]
-            for own_speeds in speeds[1:]:
-                total = (total[:, None] + own_speeds[None, :]).reshape(-1)
-            combined = list(product(*options))
-            several = [sum(each is not None for each in one) > 1 for one in combined]
-            found += [(microbatch, one) for one, ok in zip(combined, several, strict=True) if ok]
-            bounds.append(1.0 / total[np.array(several)])
+            used = [np.array([each is not None for each in own[kind]], int) for kind in kinds]
+            shared = [np.array([len(self.sharings((each,))) for each in o]) for o in own]
+            several = np.flatnonzero(_outer(np.add, used) > 1)
+            numbers.append(firsts[-1] + several)
+            bounds.append(1.0 / _outer(np.add, speeds)[several])
+            sizes.append(_outer(np.multiply, shared)[several])
+            firsts.append(firsts[-1] + prod(len(each) for each in own))
         bound_ns = np.floor(np.concatenate(bounds)).astype(np.int64)
         order = np.argsort(bound_ns, kind="stable")
-        sizes = np.array([len(self.sharings(divisions)) for _, divisions in found], np.int64)
-        return [found[place] for place in order.tolist()], bound_ns[order], sizes[order]
+        rows = Rows(microbatches, options, firsts, np.concatenate(numbers)[order])
+        return rows, bound_ns[order], np.concatenate(sizes)[order]
 
     def _speed(self, kind: int, microbatch: int, division: Division | None) -> float:
         """Chains per ns of all stages that the kind can have together."""
