@@ -301,9 +301,10 @@ def page(found: Sequence[tuple[Source, Result]]) -> str:
     refused = sum(bool(result.refusal) for _, result in found)
     return f"""# Models that nobody here wrote
 
-Made by `python bench/models.py --write docs/models.md` from `bench/model_sources/`, with
-{versions}, on CPUs. {len(found)} entries: of {sum(map(bool, plans))} models {right} plans train
-like one process and {wrong} not (marked WRONG); {refused} files are refused.
+Made by `python bench/models.py --write docs/models.md` from `bench/model_sources/`, on CPUs, with
+{versions}.
+{len(found)} entries: of {sum(map(bool, plans))} models {right} plans train like one process and
+{wrong} not (marked WRONG); {refused} files are refused.
 
 Behind each plan stands the largest difference in fp64, of losses and parameters, from one process
 after {STEPS} steps (allowed: 1e-10; 0 means bit for bit), or why it is not offered. Parameters are

@@ -222,8 +222,8 @@ def section(chosen: Sequence[tuple[Published, Found]]) -> str:
 
 Made by `python bench/published_models.py --write docs/models.md` from
 `bench/published_configs.yaml` with transformers {version("transformers")} and torch
-{version("torch")}, without weights: {len(chosen)} configurations, of which {len(planned)} of
-{len(families)} architectures are planned and {len(chosen) - len(planned)} refused. The split is
+{version("torch")}, without weights: {len(chosen)} configurations; {len(planned)}, of
+{len(families)} architectures, are planned and {len(chosen) - len(planned)} refused. The split is
 what the planner finds from the flow of data; for {len(stated)} models transformers states one
 (`base_model_tp_plan`), and for {agree} of them no module is divided otherwise. "Whole" are
 matrices of blocks that every rank holds whole, with their share of all parameters.
