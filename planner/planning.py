@@ -184,26 +184,22 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
         search=found.report,
         graph=problem.graph,
         cluster=problem.cluster,
-        assumptions=(
-            *posed.assumed,
-            *problem.cost.assumptions,
-            *problem.graph.assumptions,
-        ),
-        reasons=(
-            *refined.sentences,
-            *(
-                reasons(scorer, space, found, best)
-                if request.objective == "step_time"
-                else (
-                    said_of(objective, problem.cluster, best.candidate, best.step_time_ns),
-                    binds(best),
-                )
-            ),
-        ),
+        assumptions=(*posed.assumed, *problem.cost.assumptions, *problem.graph.assumptions),
+        reasons=(*refined.sentences, *_reasons(request, objective, scorer, found, best)),
         objective=request.objective.partition("=")[0],
         front=front(problem, request.fix) if request.front else (),
         given=given,
     )
+
+
+def _reasons(
+    request: PlanningRequest, objective: Objective, scorer: Scorer, found: Searched, best: Scored
+) -> tuple[str, ...]:
+    """Why not another way; under other objectives than time its sentences would be wrong."""
+    if request.objective == "step_time":
+        return tuple(reasons(scorer, found.space, found, best))
+    cluster = scorer.problem.cluster
+    return said_of(objective, cluster, best.candidate, best.step_time_ns), binds(best)
 
 
 def _with_given(
