@@ -350,3 +350,14 @@ def test_a_node_of_a_thousand_devices_has_a_host(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("nodes:\n- devices: {type: mi300x, count: 1024}\n")
     assert load_cluster(str(path)).nodes[0].host_memory_bytes == 64 << 40
+
+
+def test_hosts_on_one_machine_say_so_and_are_of_one_kind() -> None:
+    """Also in the text that a plan carries, from which the cluster is read again."""
+    host = {"devices": {"type": "cpu", "cores": 1, "count": 2}, "nics": {"type": "ethernet-10"}}
+    names = ("left", "right", "left")
+    nodes = [host | {"host": {"memory": "8 GiB", "cores": 1, "machine": name}} for name in names]
+    cluster = cluster_from_mapping({"name": "virtual", "nodes": nodes}, "here")
+    again = cluster_from_mapping(cluster.text, "plan")
+    assert [node.machine for node in again.nodes] == list(names)
+    assert cluster.is_uniform

@@ -153,8 +153,8 @@ def test_ranks_on_some_nodes_meet_only_their_links(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     host = "host: {memory: 8 GiB, cores: 1}, devices: {type: cpu, cores: 1, count: 1}"
     lines = [
-        f"{{count: {count}, nics: {{name: n{rate}, bandwidth: {rate} Mb/s, latency: 2 ms}}, {host}}}"
-        for count, rate in ((2, 200), (1, 50))
+        f"{{nics: {{name: n{rate}, bandwidth: {rate} Mb/s, latency: 2 ms}}, {host}}}"
+        for rate in (200, 200, 50)
     ]
     path.write_text(f"nodes: [{', '.join(lines)}]")
     cluster = load_cluster(str(path))
