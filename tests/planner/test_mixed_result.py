@@ -17,7 +17,7 @@ GPT = Path(__file__).parents[2] / "examples" / "gpt_small.py"
 
 CLUSTER = """name: two-kinds
 nodes:
-  - {count: 1, devices: {type: a100-sxm4-80gb, count: 1}, nics: {type: ib-hdr, count: 1}}
+  - {count: 1, devices: {type: a100-sxm-80gb, count: 1}, nics: {type: ib-hdr, count: 1}}
   - {count: 1, devices: {type: h100-sxm-80gb, count: 1}, nics: {type: ib-ndr, count: 1}}
 """
 
