@@ -9,8 +9,8 @@ memory and time in relative terms only (`Choices.features`).
 
 Source: Williams 1992, Machine Learning 8; for placement Mirhoseini et al. 2017, arXiv 1706.04972.
 The baseline is the mean of the batch's other assignments (Kool et al. 2019, DeepRLStructPred at
-ICLR); advantages are divided by their spread. A baseline learned from the problem's features was
-worse: its error is many times the spread of costs, which lie within a percent of each other.
+ICLR); advantages are divided by their spread. One learned from the problem's features would have
+to predict costs that lie within a percent of each other.
 """
 
 from __future__ import annotations
