@@ -103,6 +103,11 @@ LLAMA = {
     "vocab_size": 256,
 }
 
+MEGATRON = """torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py \\
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \\
+    --micro-batch-size 1 --global-batch-size 64 --seq-length 1024 --bf16
+"""
+
 
 @pytest.mark.slow
 def test_every_command_in_the_text_runs(tmp_path: Path) -> None:
@@ -119,6 +124,7 @@ def test_every_command_in_the_text_runs(tmp_path: Path) -> None:
         "nccl_tests:\n"
         "- {collective: all_reduce, gpu: H100, ranks: 8, bytes: 1048576, time_us: 50.0}\n"
     )
+    (tmp_path / "train.sh").write_text(MEGATRON)
     meant = {
         "profile MODEL": "profile examples/gpt_small.py --batch 1 --seq-len 32",
         "MODEL": "model.py",
