@@ -27,7 +27,7 @@ from claw_plan.planner.planned import on_cluster
 from claw_plan.planner.posing import costs_of
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.search_space import Searched, search_space
+from claw_plan.planner.search_space import Searched, search_closer, search_space
 from claw_plan.planner.space import Space
 from claw_plan.planner.trace import trace
 from claw_plan.profiles.cluster import Cluster
@@ -83,7 +83,8 @@ def best(problem: Problem, allowed: frozenset[str]) -> Searched:
     for kind, pins in NOT_USED.items():
         if kind not in allowed:
             fix |= pins
-    return search_space(Scorer(problem), Space(problem, fix))
+    scorer = Scorer(problem)
+    return search_closer(scorer, search_space(scorer, Space(problem, fix)), fix)
 
 
 def time_ns(found: Searched) -> float:

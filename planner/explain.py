@@ -14,8 +14,8 @@ from claw_plan.planner.group_table import GroupTable
 from claw_plan.planner.levers import levers
 from claw_plan.planner.memory import StageMemory
 from claw_plan.planner.score import Scored, Scorer
+from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import Choice, Searched
-from claw_plan.planner.space import Space
 from claw_plan.planner.supported import RECOMPUTE
 from claw_plan.profiles.units import format_bytes, format_ns
 
@@ -34,7 +34,7 @@ GROUP_AXES: dict[str, Callable[[GroupTable], NDArray[np.bool_]]] = {
 """Axes that a whole group shares, so that its bound speaks for them."""
 
 
-def reasons(scorer: Scorer, space: Space, found: Searched, best: Scored) -> Iterator[str]:
+def reasons(scorer: Scorer, found: Searched, best: Scored) -> Iterator[str]:
     """A sentence for each way of splitting that the best plan does not use, and what binds."""
     graph = scorer.problem.graph
     for axis, uses in AXES.items():
@@ -52,9 +52,14 @@ def reasons(scorer: Scorer, space: Space, found: Searched, best: Scored) -> Iter
             f"{unused} of {scorer.problem.cluster.num_devices} devices are not used: no plan "
             "on more of them is faster"
         )
-    if left_out := space.left_out():
-        yield left_out
+    if left_out := found.space.left_out():
+        yield f"{left_out}; {_closer(found, found.closer)}" if found.closer else left_out
     yield binds(best)
+
+
+def _closer(found: Searched, closer: SearchReport) -> str:
+    pp, tp = found.ranked[0][0].pp, found.ranked[0][0].tp
+    return f"with pp={pp} and tp={tp} all {closer.space:,} ways were, them included"
 
 
 def _why_not(

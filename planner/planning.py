@@ -36,7 +36,7 @@ from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.refine import SearchSettings, refine
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
-from claw_plan.planner.search_space import Choice, Searched, search_space
+from claw_plan.planner.search_space import Choice, Searched, search_closer, search_space
 from claw_plan.planner.space import Space
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import load_cluster
@@ -146,16 +146,8 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     say("scoring the baselines", 0.2)
     plain = _baselines(scorer, request.fix)
     given = baseline_of(setting, scorer) if setting else None
-    found = search_space(
-        scorer,
-        space,
-        known=[choice for choice in plain.values() if _agrees(choice, request.fix)],
-        time_limit_s=request.time_limit_s,
-        progress=say,
-        objective=None if isinstance(objective, StepTime) else objective,
-    )
-    if not found.report.space:
-        raise PlanError(space.explain_empty())
+    known = [choice for choice in plain.values() if _agrees(choice, request.fix)]
+    found = _search(request, scorer, space, known, objective)
     ranked = _with_given(found, given, request.fix, objective)
     if not ranked:
         raise infeasible(scorer, found)
@@ -192,12 +184,34 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     )
 
 
+def _search(
+    request: PlanningRequest,
+    scorer: Scorer,
+    space: Space,
+    known: Sequence[Choice],
+    objective: Objective,
+) -> Searched:
+    """The space, then what it left out near its best. Raises PlanError where it is empty."""
+    other_than_time = None if isinstance(objective, StepTime) else objective
+    found = search_space(
+        scorer,
+        space,
+        known=known,
+        time_limit_s=request.time_limit_s,
+        progress=request.progress,
+        objective=other_than_time,
+    )
+    if not found.report.space:
+        raise PlanError(space.explain_empty())
+    return search_closer(scorer, found, request.fix, other_than_time)
+
+
 def _reasons(
     request: PlanningRequest, objective: Objective, scorer: Scorer, found: Searched, best: Scored
 ) -> tuple[str, ...]:
     """Why not another way; under other objectives than time its sentences would be wrong."""
     if request.objective == "step_time":
-        return tuple(reasons(scorer, found.space, found, best))
+        return tuple(reasons(scorer, found, best))
     cluster = scorer.problem.cluster
     return said_of(objective, cluster, best.candidate, best.step_time_ns), binds(best)
 

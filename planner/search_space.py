@@ -8,10 +8,10 @@ second chance with the best cut that does; only when there is none is it pruned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -36,7 +36,8 @@ class Searched:
 
     `looked_at` holds those that fit and were only played on idle links, closest first,
     `pruned` holds the candidates that memory ruled out with their cuts, `pruned_rows` the groups
-    that it ruled out whole, `times_ns` the simulated times by candidate.
+    that it ruled out whole, `times_ns` the simulated times by candidate. `closer` counts what
+    `search_closer` looked at beyond the space.
     """
 
     ranked: tuple[Choice, ...]
@@ -47,6 +48,7 @@ class Searched:
     looked_at: list[tuple[int, Choice]] = field(repr=False)
     pruned: list[Choice] = field(repr=False)
     pruned_rows: list[int] = field(repr=False)
+    closer: SearchReport | None = None
 
 
 class _Searcher:
@@ -225,4 +227,28 @@ def search_space(
         looked_at=[entry for entry in looked_at if entry[1] not in times_ns],
         pruned=searcher.pruned,
         pruned_rows=searcher.pruned_rows,
+    )
+
+
+def search_closer(
+    scorer: Scorer, found: Searched, fix: Mapping[str, Any], objective: Objective | None = None
+) -> Searched:
+    """The same with the finer knobs at the best plan's pp and tp, where its space left them out.
+
+    Offered everywhere they take minutes in large spaces; at one pp and tp they take a second, and
+    what is best there is proven for these two.
+    """
+    if found.space.is_refined or not found.ranked or not found.report.optimal:
+        return found
+    best = found.ranked[0]
+    space = Space(scorer.problem, {**fix, "pp": best[0].pp, "tp": best[0].tp})
+    if not space.is_refined:
+        return found
+    closer = search_space(scorer, space, known=[best], objective=objective)
+    better = closer.ranked[: closer.ranked.index(best)]
+    return replace(
+        found,
+        ranked=(*better, *found.ranked),
+        times_ns=closer.times_ns | found.times_ns,
+        closer=closer.report,
     )

@@ -13,7 +13,7 @@ def explained(problem, fix=None):
     scorer, space = Scorer(problem), Space(problem, fix or {})
     found = search_space(scorer, space)
     best = scorer.score(*found.ranked[0])
-    return list(reasons(scorer, space, found, best)), best
+    return list(reasons(scorer, found, best)), best
 
 
 def test_every_axis_left_out_has_a_reason(toys):

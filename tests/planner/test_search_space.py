@@ -9,7 +9,7 @@ import pytest
 
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.search_space import may_be_cut_otherwise, search_space
+from claw_plan.planner.search_space import may_be_cut_otherwise, search_closer, search_space
 from claw_plan.planner.space import Space
 from claw_plan.profiles.trainer import NEUTRAL
 from claw_plan.profiles.trainers import load_trainers
@@ -179,3 +179,23 @@ def test_a_time_limit_leaves_the_gap_that_it_prints(toys):
     assert known_ns * (1 - cut.report.gap) <= best_ns < known_ns
     report = cut.report
     assert 0 < report.left == report.space - report.bound_pruned - 1
+
+
+def test_where_finer_knobs_are_left_out_the_best_plan_s_degrees_have_them(toys, monkeypatch):
+    problem = toys.problem(toys.graph(layers=4), toys.cluster(nodes=2), precision="bfloat16")
+    scorer, fix = Scorer(problem), {**FEWER, "dp_replicate": 1, "zero": 3, "recompute": "full"}
+    whole = search_space(scorer, Space(problem, fix))
+    assert search_closer(scorer, whole, fix) is whole
+    plain = {"recompute_blocks": 0, "reshard_ranks": 0, "blocks_per_group": 1}
+    groups = len(Space(problem, fix | plain).table)
+    monkeypatch.setattr("claw_plan.planner.space.MOST_REFINED", groups - 1)
+    coarse = search_space(scorer, Space(problem, fix))
+    found = search_closer(scorer, coarse, fix)
+    best = found.ranked[0][0]
+    own = {"pp": best.pp, "tp": best.tp}
+    expected = brute_force(scorer, Space(problem, {**fix, **own}))
+    assert found.times_ns[best] == expected[0] < coarse.times_ns[coarse.ranked[0][0]]
+    assert found.closer.space == sum(
+        1 for _ in every_choice(scorer, Space(problem, {**fix, **own}))
+    )
+    assert (found.space, found.report) == (coarse.space, coarse.report)
