@@ -119,5 +119,7 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(measurement.work, OpWork):
             assert costs.op(measurement.work).source == MEASURED
         else:
+            # Ranks leave a barrier one after the other, so that gloo's lower quartile counts.
+            samples = sorted(measurement.samples_ns)
             cost = costs.collective(measurement.work)
-            assert cost.alone_ns == pytest.approx(measurement.median_ns, abs=1)
+            assert cost.alone_ns == pytest.approx(samples[len(samples) // 4], abs=1)

@@ -58,7 +58,7 @@ def test_search_equals_brute_force(toys, nodes, devices, precision, kind):
     assert found.report.gap == 0.0 and found.report.optimal
 
 
-@pytest.mark.parametrize("memory_bytes", [8_000, 20_000, 30_000])
+@pytest.mark.parametrize("memory_bytes", [8_000, 20_000, 24_000])
 def test_search_equals_brute_force_where_memory_binds(toys, memory_bytes):
     cluster = toys.cluster(nodes=2, devices=2, memory_bytes=memory_bytes, kind="cpu")
     problem = toys.problem(toys.graph(layers=6, hidden=200), cluster)
