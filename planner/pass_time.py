@@ -174,7 +174,7 @@ class PassTimer:
         parts = self._parts
         if host > 0 and device > 0:
             total = (device**CORNER + host**CORNER) ** (1 / CORNER)
-            added = total - device
+            added = max(0.0, total - device)  # a root of sums may round below the device
             self._open += added
             # By Euler's theorem for the homogeneous sum: how the total grows with the host's time.
             by_host = min(compute + added, total * (host / total) ** CORNER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from claw_plan.planner.graph import Amount, Exchange, Op, UnitCost
@@ -63,7 +63,13 @@ def test_a_pass_lasts_as_long_as_the_slower_of_device_and_host(host_ns, total_ns
     assert time.total_ns == pytest.approx(total_ns, abs=2)
 
 
+A_MICROSECOND = CollectiveCost(
+    latency_ns=0, bytes=1, rate_cap_bytes_per_s=1e6, link="intra", source="analytic"
+)
+
+
 @given(st.lists(KERNELS, min_size=1, max_size=8), COSTS, st.floats(0, 1e6))
+@example(kernels=[(0, "memory", "fitted")], exchange=A_MICROSECOND, host_ns=1.0)
 def test_parts_add_up_to_the_computation(kernels, exchange, host_ns):
     timer = PassTimer(host_ns=host_ns)
     for kernel in kernels:
