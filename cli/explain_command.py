@@ -16,7 +16,7 @@ from rich.text import Text
 
 from claw_plan.cli.json_output import json_text, split_object
 from claw_plan.cli.numbers import percent
-from claw_plan.cli.options import FILE, fraction, seconds
+from claw_plan.cli.options import FILE, memory_headroom, seconds
 from claw_plan.cli.progress import ProgressBar
 from claw_plan.cli.report import report_console, section
 from claw_plan.cli.streams import stdout_kept_clean
@@ -34,15 +34,7 @@ if TYPE_CHECKING:
     "--against", type=FILE, metavar="PLAN", help="Another plan: the difference by part of a step."
 )
 @click.option("--profile", type=FILE, metavar="F", help="Measured times from 'claw-plan learn'.")
-@click.option(
-    "--memory-headroom",
-    type=float,
-    default=0.10,
-    show_default=True,
-    callback=fraction,
-    metavar="F",
-    help="Fraction of each device's memory that a plan must leave free.",
-)
+@memory_headroom
 @click.option(
     "--time-limit",
     type=float,

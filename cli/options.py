@@ -36,6 +36,18 @@ def fraction(context: click.Context, option: click.Parameter, value: float) -> f
     return value
 
 
+memory_headroom = click.option(
+    "--memory-headroom",
+    type=float,
+    default=0.10,
+    show_default=True,
+    callback=fraction,
+    metavar="F",
+    help="Fraction of each device's memory that a plan must leave free.",
+)
+"""The option that plan and explain share."""
+
+
 def seconds(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
     """Refuses what is no positive number of seconds."""
     if value is not None and not 0 < value < math.inf:
@@ -90,15 +102,7 @@ PLANNING_OPTIONS = (
         metavar="X",
         help="Largest norm of all gradients together.  [default: no clipping]",
     ),
-    click.option(
-        "--memory-headroom",
-        type=float,
-        default=0.10,
-        show_default=True,
-        callback=fraction,
-        metavar="F",
-        help="Fraction of each device's memory that a plan must leave free.",
-    ),
+    memory_headroom,
     click.option(
         "--fix",
         default="",

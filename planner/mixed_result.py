@@ -21,6 +21,7 @@ from claw_plan.planner.mixed_writer import mixed_of_plan, write_mixed_plan
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import model_of_plan
 from claw_plan.planner.plan_writer import write_plan
+from claw_plan.planner.planned import training_of_plan
 from claw_plan.planner.planning import (
     PlanningRequest,
     PlanningResult,
@@ -30,7 +31,6 @@ from claw_plan.planner.planning import (
     simulate_plan,
 )
 from claw_plan.planner.posing import costs_of, pose_problem
-from claw_plan.planner.problem import Training
 from claw_plan.planner.score import Scored
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.shards import ShardSizes
@@ -184,16 +184,7 @@ def simulate_file(path: Path, profile: Path | None = None) -> Scored:
         return simulate_plan(path, profile)
     measured = load_profile(profile) if profile is not None else None
     cluster = cluster_from_mapping(plan.cluster, f"{path.name}: cluster")
-    settings = plan.training
-    training = Training(
-        global_batch=settings.global_batch,
-        seq_len=settings.seq_len,
-        precision=settings.precision,
-        optimizer=settings.optimizer,
-        memory_headroom=0.0,
-        seed=settings.seed,
-        clip_norm=settings.clip_norm,
-    )
+    training = training_of_plan(plan, 0.0)
     problem = pose_problem(model_of_plan(plan, path), cluster, training, measured, None)
     kinds = kinds_of(problem, partial(_cost_of, measured))
     unlike = MixedProblem(whole=problem, kinds=kinds)

@@ -11,6 +11,7 @@ Values are whole numbers, so that they compare exactly.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -50,11 +51,12 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _ByDevices:
+class _ByDevices(ABC):
     """Those whose value follows from time and devices alone."""
 
+    @abstractmethod
     def bound(self, time_ns: int, num_devices: int) -> int:
-        raise NotImplementedError
+        """As `Objective` says."""
 
     def value(self, candidate: Candidate, cuts: Cuts, time_ns: int) -> int:
         """As the bound says for the simulated time."""

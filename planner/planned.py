@@ -65,16 +65,7 @@ def open_planned(
     candidate = check_plan(plan, path.name)
     model = model_of_plan(plan, path)
     whole = cluster_from_mapping(plan.cluster, f"{path.name}: cluster")
-    settings = plan.training
-    training = Training(
-        global_batch=settings.global_batch,
-        seq_len=settings.seq_len,
-        precision=settings.precision,
-        optimizer=settings.optimizer,
-        memory_headroom=memory_headroom,
-        seed=settings.seed,
-        clip_norm=settings.clip_norm,
-    )
+    training = training_of_plan(plan, memory_headroom)
     problem = pose_problem(model, _used(plan, whole), training, None, progress)
     check_against_model(problem.graph, candidate, plan)
     return Planned(
@@ -83,6 +74,20 @@ def open_planned(
         cluster=whole,
         candidate=candidate,
         cuts=cuts_of_plan(plan, problem.graph),
+    )
+
+
+def training_of_plan(plan: Plan, memory_headroom: float) -> Training:
+    """What a plan says of the training; how much memory stays free is not in it."""
+    settings = plan.training
+    return Training(
+        global_batch=settings.global_batch,
+        seq_len=settings.seq_len,
+        precision=settings.precision,
+        optimizer=settings.optimizer,
+        memory_headroom=memory_headroom,
+        seed=settings.seed,
+        clip_norm=settings.clip_norm,
     )
 
 

@@ -100,13 +100,7 @@ class _Values:
 def _sharding(draft: Draft, values: _Values) -> None:
     stage, place = values.find("zero_optimization", "stage")
     stage = whole(stage, place, least=0) if stage is not None else 0
-    if stage:
-        draft.knob("zero", stage, place)
-        draft.knob("dp_shard", REST, place)
-        draft.knobs["dp_replicate"] = 1
-    else:
-        draft.knob("dp_replicate", REST, place)
-        draft.knobs["dp_shard"] = 1
+    draft.zero(stage, place)
     group, place = values.find("zero_optimization", "mics_shard_size")
     if group is not None and whole(group, place, least=-1) > 0 and stage == 3:
         draft.knob("dp_shard", int(group), place)

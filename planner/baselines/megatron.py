@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from claw_plan.planner.baselines.setting import REST, Draft, Setting, whole
+from claw_plan.planner.baselines.setting import Draft, Setting, whole
 from claw_plan.planner.baselines.shell_text import Word, words_of
 from claw_plan.planner.schedules import INTERLEAVED
 from claw_plan.profiles.errors import InputError
@@ -142,13 +142,7 @@ def _data_parallelism(draft: Draft, flags: dict[str, _Flag]) -> None:
         stage, place = SHARDING[strategy.value], strategy.place
     elif "--use-torch-fsdp2" in flags:
         stage, place = 3, flags["--use-torch-fsdp2"].place
-    if stage:
-        draft.knob("dp_shard", REST, place)
-        draft.knob("zero", stage, place)
-        draft.knobs["dp_replicate"] = 1
-    else:
-        draft.knob("dp_replicate", REST, place)
-        draft.knobs["dp_shard"] = 1
+    draft.zero(stage, place)
     offload = flags.get("--optimizer-cpu-offload")
     draft.knob("offload", "optimizer" if offload else "none", offload.place if offload else place)
 

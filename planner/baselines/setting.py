@@ -69,6 +69,14 @@ class Draft:
         """Sets what is trained."""
         self.training[name], self.places[name] = value, place
 
+    def zero(self, stage: int, place: str) -> None:
+        """All ranks that are left shard at this stage; at stage 0 they are replicas."""
+        if stage:
+            self.knob("zero", stage, place)
+        axis, other = ("dp_shard", "dp_replicate") if stage else ("dp_replicate", "dp_shard")
+        self.knob(axis, REST, place)
+        self.knobs[other] = 1
+
     def leave_out(self, place: str, why: str) -> None:
         """Says what has no counterpart."""
         self.left_out.append(f"{place}: {why}")
