@@ -21,6 +21,7 @@ from claw_plan.cli.checkpoint_command import checkpoint
 from claw_plan.cli.detect_command import detect
 from claw_plan.cli.explain_command import explain
 from claw_plan.cli.export_command import export
+from claw_plan.cli.garbage import collect_rarely
 from claw_plan.cli.planning_commands import plan, simulate
 from claw_plan.cli.profile_command import profile
 from claw_plan.cli.replay_command import replay
@@ -119,6 +120,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def main() -> None:
     """The entry point of the installed program."""
+    collect_rarely()
     for number in (signal.SIGTERM, signal.SIGUSR1):  # Slurm's warning is the second
         signal.signal(number, _interrupt)  # ends the ranks and clears up, as Ctrl-C does
     try:

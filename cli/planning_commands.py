@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from claw_plan.cli.garbage import collected_rarely
 from claw_plan.cli.html_report import write_html
 from claw_plan.cli.json_output import infeasible_object, json_text, plan_object, score_object
 from claw_plan.cli.options import (
@@ -70,7 +69,7 @@ def plan(
     check_can_write(html, inputs=(*read, output, trace))
     settings["front"] = html is not None
     try:
-        with stdout_kept_clean(), collected_rarely(), ProgressBar() as progress:
+        with stdout_kept_clean(), ProgressBar() as progress:
             folder = output.absolute().parent if output else Path()
             result = _make_plan(model, folder, settings, progress)
     except InfeasiblePlan as error:
@@ -138,7 +137,7 @@ def _next_command(output: Path | None) -> str:
 def simulate(plan_file: Path, profile: Path | None, trace: Path | None, as_json: bool) -> int:
     """Predict time and memory of PLAN, which may have been edited by hand."""
     check_can_write(trace, inputs=(plan_file, profile))
-    with stdout_kept_clean(), collected_rarely(), ProgressBar() as progress:
+    with stdout_kept_clean(), ProgressBar() as progress:
         progress("loading", 0.0)
         from claw_plan.planner.mixed_result import simulate_file
 

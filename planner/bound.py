@@ -19,15 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds, floor_ns
-from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime
+from claw_plan.planner.pass_time import PassTime
 from claw_plan.planner.pipeline_bound import even_cuts
 from claw_plan.planner.placement import crosses_node
 from claw_plan.planner.problem import Problem, variant_of
@@ -35,29 +33,10 @@ from claw_plan.planner.schedule_bound import NOTHING, Work, play
 from claw_plan.planner.schedules import KINDS, rank_of_stage, schedule_of, stages_of_rank
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_cut import Fits, cut_chain
+from claw_plan.planner.unit_times import UnitTimes, pass_floor_ns
 from claw_plan.simulator.task_graph import Int
 
 Cuts = tuple[tuple[int, int], ...]
-
-
-class UnitTime(NamedTuple):
-    """A unit's forward, its whole backward and that in two parts, and what runs again before it.
-
-    Where the schedule does not tell the parts apart, the first is the whole.
-    """
-
-    forward: int
-    whole: int
-    inputs: int
-    weights: int
-    again: int
-
-    def balanced(self, candidate: Candidate) -> int:
-        """What cuts are to divide evenly: all that runs, or where each stage runs some blocks
-        again the rest.
-        """
-        work = self.forward + min(self.whole, self.inputs + self.weights)
-        return work if candidate.recompute_blocks else work + self.again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +59,6 @@ class StagePath:
         """A microbatch's forward and backward, whole or in parts."""
         parts_ns = self.inputs_ns[stage] + self.weights_ns[stage]
         return self.forward_ns[stage] + min(self.backward_ns[stage], parts_ns)
-
-
-def _pass_floor_ns(time: PassTime) -> int:
-    return time.compute_ns + sum(floor_ns(cost) for _, cost in time.steps if cost is not None)
 
 
 def _columns(stages: int, *, recomputes: bool) -> Int:
@@ -116,14 +91,15 @@ class Bounds:
     problem: Problem
     shards: ShardSizes
     _paths: dict[tuple[object, ...], StagePath | None] = field(default_factory=dict)
-    _times: dict[tuple[object, ...], dict[int, UnitTime]] = field(default_factory=dict)
     _compute: dict[tuple[object, ...], int] = field(default_factory=dict)
     _totals: dict[tuple[object, ...], int] = field(default_factory=dict)
     _played: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict)
     _passes: dict[tuple[object, ...], tuple[Int, Int, Int]] = field(default_factory=dict)
+    times: UnitTimes = field(init=False)
     _data: DataBounds = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "times", UnitTimes(self.problem))
         object.__setattr__(self, "_data", DataBounds(self.problem, self.shards))
 
     def stage_path(self, candidate: Candidate, fits: Fits | None = None) -> StagePath | None:
@@ -138,7 +114,7 @@ class Bounds:
 
     def _cut(self, candidate: Candidate, fits: Fits | None) -> StagePath | None:
         graph, ranks, per_rank = self.problem.graph, candidate.pp, candidate.stages_per_rank
-        known = self.structure_times(candidate)
+        known = self.times.floors(candidate)
         times = [known[unit.structure] for unit in graph.units]
         last = len(graph.units) - 1
         may_start = [unit for unit in range(2, last) if unit not in graph.cut_refused]
@@ -180,55 +156,18 @@ class Bounds:
 
         The parts are only told apart where the schedule does.
         """
-        times = self.structure_times(candidate)
+        times = self.times.floors(candidate)
         each = {
             structure: (t.forward, t.whole + t.again, t.inputs + t.again, t.weights)
             for structure, t in times.items()
         }
         return [each[unit.structure] for unit in self.problem.graph.units]
 
-    def structure_times(self, candidate: Candidate) -> dict[int, UnitTime]:
-        """What the passes of each structure of units take, in the order of the chain."""
-        key = (
-            candidate.tp, candidate.sequence_parallel, candidate.microbatch_size,
-            candidate.recompute, schedule_of(candidate.schedule).splits_backward,
-        )  # fmt: skip
-        if key not in self._times:
-            self._times[key] = self._per_structure(candidate, _pass_floor_ns)
-        return self._times[key]
-
-    def _per_structure(
-        self, candidate: Candidate, of: Callable[[PassTime], int]
-    ) -> dict[int, UnitTime]:
-        """A figure of the passes of each structure of units."""
-        graph, pass_time, part = self.problem.graph, self.problem.pass_time, self.problem.part_time
-        size = (variant_of(candidate), candidate.microbatch_size, candidate.tp)
-        splits = schedule_of(candidate.schedule).splits_backward and candidate.recompute == "none"
-        found: dict[int, UnitTime] = {}
-        last = len(graph.units) - 1
-        for index, structure in self._structures:
-            up, down = (of(pass_time(index, *size, backward)) for backward in (False, True))
-            inputs = of(part(index, *size, INPUTS)) if splits else down
-            weights = of(part(index, *size, WEIGHTS)) if splits else 0
-            again = 0
-            if candidate.recompute != "none" and 0 < index < last:
-                again = of(self.problem.recompute_time(index, *size, candidate.recompute))
-            found[structure] = UnitTime(up, down, inputs, weights, again)
-        return found
-
-    @cached_property
-    def _structures(self) -> list[tuple[int, int]]:
-        """The first unit of each structure, and its number."""
-        first: dict[int, int] = {}
-        for index, unit in enumerate(self.problem.graph.units):
-            first.setdefault(unit.structure, index)
-        return [(index, structure) for structure, index in first.items()]
-
     def even_ns(self, candidate: Candidate) -> int:
         """The crudest path bound: stages as equal as no cut can make them."""
         key = _cut_key(candidate)
         if key not in self._totals:
-            times = self.structure_times(candidate)
+            times = self.times.floors(candidate)
             self._totals[key] = sum(
                 times[unit.structure].balanced(candidate) for unit in self.problem.graph.units
             )
@@ -332,7 +271,7 @@ class Bounds:
         key = (*_cut_key(candidate), cuts)
         if key not in self._passes:
             self._passes[key] = (
-                self._pass_columns(candidate, path.cuts, _pass_floor_ns),
+                self._pass_columns(candidate, path.cuts, pass_floor_ns),
                 self._pass_columns(candidate, path.cuts, lambda time: time.compute_ns),
                 _columns(len(path.cuts), recomputes=candidate.recompute != "none"),
             )
@@ -352,7 +291,7 @@ class Bounds:
         self, candidate: Candidate, cuts: Cuts, of: Callable[[PassTime], int]
     ) -> Int:
         """A figure of every unit's passes [kind, unit]; what runs again is in whole backwards."""
-        times = self._per_structure(candidate, of)
+        times = self.times.of(candidate, of)
         each = np.array([times[unit.structure] for unit in self.problem.graph.units], np.int64).T
         for cut in cuts:
             span = self.problem.recomputed_units(candidate, *cut)

@@ -157,14 +157,11 @@ class GroupBounds:
         """Running totals in the columns that `pipeline_bound` names."""
         units = self._problem.graph.units
         structures = [unit.structure for unit in units]
+        floors = self._scorer.bounds.times
+        bases = [self._base(row) for row in self._times_rows.tolist()]
+        floors.prepare(bases)
         # [variant, structure, column]; structures are numbered in the order of the chain.
-        times = np.array(
-            [
-                list(self._scorer.bounds.structure_times(self._base(row)).values())
-                for row in self._times_rows.tolist()
-            ],
-            np.int64,
-        )
+        times = np.array([list(floors.floors(base).values()) for base in bases], np.int64)
         forward, whole, inputs, weights, again = np.moveaxis(times, 2, 0)
         work = forward + np.minimum(whole, inputs + weights)
         columns = [forward, whole, inputs, weights, work, work + again, again]

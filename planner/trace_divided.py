@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from claw_plan.planner.fit import Fit, ProgramChanges
 from claw_plan.planner.graph import SEQUENCE, TENSOR, TensorParallelRule, UnitCost
 from claw_plan.planner.join import Join
 from claw_plan.planner.sequence_parallel import divide_sequence
+from claw_plan.planner.side_by_side import side_by_side
 from claw_plan.planner.subject import Exchanged, Subject
 from claw_plan.planner.tensor_parallel import apply_rules
 from claw_plan.planner.tensor_parallel_search import TensorParallelFinding, find_rules
@@ -88,10 +90,8 @@ def _traced(
 ) -> DividedTrace:
     """The costs with these rules; raises where the model does not run with them."""
     rules = _Rules(blocks=finding.by_block(), vocabulary=vocabulary.rules)
-    costs: dict[str, list[UnitCost]] = {}
-    inexact: dict[str, int] = {}
     degrees = [ways for ways in range(2, finding.tp_divides + 1) if finding.tp_divides % ways == 0]
-    costs[TENSOR] = _costs(subject, rules, degrees[:2], inexact)
+    works = [partial(_costs, subject, rules, degrees[:2])]
     degrees = [ways for ways in degrees if (subject.seq_len or 1) % ways == 0]
     if not finding.no_sequence_parallel and not degrees:
         why = "the model's inputs have no sequence"
@@ -99,10 +99,14 @@ def _traced(
             why = f"no tensor-parallel degree divides a sequence of {subject.seq_len}"
         finding = replace(finding, no_sequence_parallel=why)
     if not finding.no_sequence_parallel:
-        try:
-            costs[SEQUENCE] = _costs(subject, rules, degrees[:2], inexact, sequence=True)
-        except (PlanError, TraceError) as error:
-            finding = replace(finding, no_sequence_parallel=str(error))
+        works.append(partial(_costs, subject, rules, degrees[:2], sequence=True))
+    variants = dict(zip((TENSOR, SEQUENCE), side_by_side(works), strict=False))
+    if why := variants[TENSOR].refused:
+        raise PlanError(why)
+    if SEQUENCE in variants and (why := variants[SEQUENCE].refused):
+        finding = replace(finding, no_sequence_parallel=why)
+    costs = {name: variant.costs for name, variant in variants.items() if not variant.refused}
+    inexact = {name: degree for each in variants.values() for name, degree in each.inexact.items()}
     assumptions = [
         f"under tensor parallelism exact at degree {degree} only: {name}"
         for name, degree in sorted(inexact.items())[:1]
@@ -128,25 +132,34 @@ class _Rules:
     vocabulary: tuple[TensorParallelRule, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Variant:
+    """The costs of the units, and of what is exact at one degree only, that degree by name.
+
+    Or why the model does not run so.
+    """
+
+    costs: list[UnitCost] = field(default_factory=list)
+    inexact: dict[str, int] = field(default_factory=dict)
+    refused: str = ""
+
+
 def _costs(
-    subject: Subject,
-    rules: _Rules,
-    degrees: list[int],
-    inexact: dict[str, int],
-    *,
-    sequence: bool = False,
-) -> list[UnitCost]:
+    subject: Subject, rules: _Rules, degrees: list[int], *, sequence: bool = False
+) -> _Variant:
     """The costs through those at one or two degrees; the only valid degree needs no second.
 
-    What is not on a line between two is exact at the first of them, which `inexact` gets.
+    What is not on a line between two is exact at the first of them.
     """
-    each = [_costs_at(subject, rules, degree, sequence) for degree in degrees]
+    try:
+        each = [_costs_at(subject, rules, degree, sequence) for degree in degrees]
+    except (PlanError, TraceError) as error:
+        return _Variant(refused=str(error))
     if len(each) == 1:
-        return each[0]
+        return _Variant(costs=each[0])
     join = Join(*degrees)
     joined = [join.unit(one, other) for one, other in zip(*each, strict=True)]
-    inexact |= dict.fromkeys(join.inexact, degrees[0])
-    return joined
+    return _Variant(costs=joined, inexact=dict.fromkeys(join.inexact, degrees[0]))
 
 
 def _costs_at(subject: Subject, rules: _Rules, degree: int, sequence: bool) -> list[UnitCost]:

@@ -1,0 +1,111 @@
+"""How long the passes of a model's units take under one layout and another, on idle links.
+
+Units of one structure take alike, so that each structure's times are made once; a large space
+asks for those of hundreds of layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import chain
+from typing import NamedTuple
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.data_bound import floor_ns
+from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime
+from claw_plan.planner.problem import Problem, variant_of
+from claw_plan.planner.schedules import schedule_of
+from claw_plan.planner.side_by_side import side_by_side
+
+WORTH_A_PROCESS = 32
+"""Layouts whose times take longer to make than a process, some 20 ms."""
+
+
+class UnitTime(NamedTuple):
+    """A unit's forward, its whole backward and that in two parts, and what runs again before it.
+
+    Where the schedule does not tell the parts apart, the first is the whole.
+    """
+
+    forward: int
+    whole: int
+    inputs: int
+    weights: int
+    again: int
+
+    def balanced(self, candidate: Candidate) -> int:
+        """What cuts are to divide evenly: all that runs, or where each stage runs some blocks
+        again the rest.
+        """
+        work = self.forward + min(self.whole, self.inputs + self.weights)
+        return work if candidate.recompute_blocks else work + self.again
+
+
+def pass_floor_ns(time: PassTime) -> int:
+    """The least a pass can take: its kernels, and its exchanges on idle links."""
+    return time.compute_ns + sum(floor_ns(cost) for _, cost in time.steps if cost is not None)
+
+
+@dataclass(frozen=True)
+class UnitTimes:
+    """The times of one problem's units by structure, in the order of the chain; kept."""
+
+    problem: Problem
+    _floors: dict[tuple[object, ...], dict[int, UnitTime]] = field(default_factory=dict)
+
+    def floors(self, candidate: Candidate) -> dict[int, UnitTime]:
+        """The least that the passes can take."""
+        key = _key(candidate)
+        if key not in self._floors:
+            self._floors[key] = self.of(candidate, pass_floor_ns)
+        return self._floors[key]
+
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        """Makes the floors of many candidates, on two cores where there are."""
+
+        def floors(some: Sequence[Candidate]) -> list[dict[int, UnitTime]]:
+            return [self.of(candidate, pass_floor_ns) for candidate in some]
+
+        new = {_key(c): c for c in candidates if _key(c) not in self._floors}
+        half = len(new) // 2 if len(new) >= WORTH_A_PROCESS else len(new)
+        several = list(new.values())
+        parts = [part for part in (several[:half], several[half:]) if part]
+        found = side_by_side([partial(floors, part) for part in parts])
+        self._floors.update(zip(new, chain.from_iterable(found), strict=True))
+
+    def of(self, candidate: Candidate, figure: Callable[[PassTime], int]) -> dict[int, UnitTime]:
+        """A figure of the passes of each structure of units."""
+        problem = self.problem
+        size = (variant_of(candidate), candidate.microbatch_size, candidate.tp)
+        splits = schedule_of(candidate.schedule).splits_backward and candidate.recompute == "none"
+        found: dict[int, UnitTime] = {}
+        last = len(problem.graph.units) - 1
+        for index, structure in self._structures:
+            up, down = (
+                figure(problem.pass_time(index, *size, backward)) for backward in (False, True)
+            )
+            inputs = figure(problem.part_time(index, *size, INPUTS)) if splits else down
+            weights = figure(problem.part_time(index, *size, WEIGHTS)) if splits else 0
+            again = 0
+            if candidate.recompute != "none" and 0 < index < last:
+                again = figure(problem.recompute_time(index, *size, candidate.recompute))
+            found[structure] = UnitTime(up, down, inputs, weights, again)
+        return found
+
+    @cached_property
+    def _structures(self) -> list[tuple[int, int]]:
+        """The first unit of each structure, and its number."""
+        first: dict[int, int] = {}
+        for index, unit in enumerate(self.problem.graph.units):
+            first.setdefault(unit.structure, index)
+        return [(index, structure) for structure, index in first.items()]
+
+
+def _key(candidate: Candidate) -> tuple[object, ...]:
+    """What the times depend on."""
+    return (
+        candidate.tp, candidate.sequence_parallel, candidate.microbatch_size,
+        candidate.recompute, schedule_of(candidate.schedule).splits_backward,
+    )  # fmt: skip
