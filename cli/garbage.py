@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 
-OBJECTS = 1_000_000
+OBJECTS = 4_000_000
 """As many new ones are looked at together, so that cycles still cannot pile up for ever."""
 
 

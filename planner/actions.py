@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from claw_plan.planner.errors import PlanError
 
-FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"
+KINDS = FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"
+"""In the order in which arrays of actions number them."""
 
 _CELL = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 

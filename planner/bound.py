@@ -23,6 +23,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from claw_plan.planner.actions import KINDS
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds, floor_ns
 from claw_plan.planner.pass_time import PassTime
@@ -30,7 +31,7 @@ from claw_plan.planner.pipeline_bound import even_cuts
 from claw_plan.planner.placement import crosses_node
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedule_bound import NOTHING, Work, play
-from claw_plan.planner.schedules import KINDS, rank_of_stage, schedule_of, stages_of_rank
+from claw_plan.planner.schedules import rank_of_stage, schedule_of, stages_of_rank
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_cut import Fits, cut_chain
 from claw_plan.planner.unit_times import UnitTimes, pass_floor_ns

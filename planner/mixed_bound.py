@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from claw_plan.planner.actions import KINDS
 from claw_plan.planner.bound import Bounds
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds, floor_ns
@@ -19,7 +20,6 @@ from claw_plan.planner.mixed_plan import MixedCandidate, MixedRank, Pipeline
 from claw_plan.planner.mixed_score import MixedScorer
 from claw_plan.planner.placement import crosses_node
 from claw_plan.planner.schedule_bound import Work, play
-from claw_plan.planner.schedules import KINDS
 from claw_plan.simulator.task_graph import Int
 
 

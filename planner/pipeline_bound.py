@@ -9,6 +9,7 @@ and times; tests hold them equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -121,10 +122,23 @@ def _fill(total: Int, edges: Int, limit: int, first: Int) -> bool:
     return stop == 0
 
 
-@compiled
 def bound_pipelines(chain: Chain, some: Pipelines, longest_ns: Int, may_fit: Int) -> None:
-    """Writes the path of each pipeline, and whether its memory does not rule it out."""
-    for row in range(some.pp.size):
+    """Writes the path of each pipeline, and whether its memory does not rule it out.
+
+    A thread does one half: compiled code does not hold Python's lock.
+    """
+    half = some.pp.size // 2
+    with ThreadPoolExecutor(1) as other:
+        done = other.submit(_bound_rows, chain, some, (half, some.pp.size), longest_ns, may_fit)
+        _bound_rows(chain, some, (0, half), longest_ns, may_fit)
+        done.result()
+
+
+@compiled
+def _bound_rows(
+    chain: Chain, some: Pipelines, rows: tuple[int, int], longest_ns: Int, may_fit: Int
+) -> None:
+    for row in range(rows[0], rows[1]):
         stages = some.pp[row] * some.stages_per_rank[row]
         first = np.empty(stages + 1, np.int64)
         column = WORK if some.runs_again[row] else CUT

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from claw_plan.planner.schedules import KINDS, Columns, schedule_columns
+from claw_plan.planner.actions import KINDS
+from claw_plan.planner.schedules import Columns, schedule_columns
 from claw_plan.simulator.engine import compiled
 from claw_plan.simulator.task_graph import Int
 

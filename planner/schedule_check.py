@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from claw_plan.planner.actions import (
-    BACKWARD,
     FORWARD,
-    INPUT_GRADIENT,
-    WEIGHT_GRADIENT,
+    KINDS,
     Action,
     Rows,
     message_for,
@@ -28,8 +26,6 @@ from claw_plan.planner.actions import (
 )
 from claw_plan.planner.errors import PlanError
 from claw_plan.profiles.files import read_text, write_atomic
-
-KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
 
 
 def check_actions(

@@ -16,7 +16,7 @@ otherwise runs one after the other; here they stand one after the other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -25,10 +25,14 @@ from claw_plan.planner.actions import (
     BACKWARD,
     FORWARD,
     INPUT_GRADIENT,
+    KINDS,
     WEIGHT_GRADIENT,
     Action,
     Rows,
 )
+from claw_plan.simulator.task_graph import Int
+
+_FORWARD, _BACKWARD, _INPUTS, _WEIGHTS = range(len(KINDS))
 
 
 def gpipe(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Rows:
@@ -66,29 +70,51 @@ def num_rounds(num_ranks: int, num_microbatches: int) -> int:
     return max(1, num_microbatches // num_ranks)
 
 
-def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Rows:
+def interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> list[Int]:
     """Narayanan et al. 2021 (arXiv 2104.04473, section 2.2; ScheduleInterleaved1F1B)."""
-    return tuple(
+    return [
         _rounds(rank, num_ranks, num_microbatches, stages_per_rank, hops=2)
         for rank in range(num_ranks)
-    )
+    ]
 
 
-def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Rows:
+def interleaved_zero_bubble(
+    num_ranks: int, num_microbatches: int, stages_per_rank: int
+) -> list[Int]:
     """ZB1P of Qi et al. 2023 (arXiv 2401.10241; ScheduleInterleavedZeroBubble).
 
     One forward less ahead a hop than the interleaved schedule, since only I is waited for; rank
     r's weight gradients run r backwards late, where others would wait.
     """
-    return tuple(
+    return [
         _split(rank, _rounds(rank, num_ranks, num_microbatches, stages_per_rank, hops=1))
         for rank in range(num_ranks)
+    ]
+
+
+def rows_of(arrays: Sequence[Int]) -> Rows:
+    """Actions of each rank from columns of stage, kind (as KINDS numbers them), microbatch."""
+    return tuple(
+        tuple(
+            Action(stage, KINDS[kind], microbatch)
+            for stage, kind, microbatch in zip(*columns.tolist(), strict=True)
+        )
+        for columns in arrays
     )
+
+
+def arrays_of(rows: Rows) -> list[Int]:
+    """The same the other way."""
+    number = {kind: index for index, kind in enumerate(KINDS)}
+    return [
+        np.array([(stage, number[kind], index) for stage, kind, index in row], np.int64).T
+        for row in rows
+    ]
 
 
 def _rounds(
     rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int, hops: int
-) -> tuple[Action, ...]:
+) -> Int:
     """`hops` is the number of forwards that each rank nearer to the front has more ahead."""
     in_round = microbatches_per_round(num_ranks, num_microbatches)
     total = num_microbatches * stages_per_rank
@@ -100,32 +126,33 @@ def _rounds(
     # After those ahead a forward comes before each backward, as long as there are some.
     forward = np.where(step < ahead, step, 2 * step - ahead)
     backward = ahead + np.minimum(step + 1, total - ahead) + step
-    row = np.empty((2 * total, 2), np.int64)
-    row[forward] = np.stack([chunk * num_ranks + rank, microbatch], axis=1)
-    row[backward] = np.stack(
-        [(stages_per_rank - 1 - chunk) * num_ranks + rank, microbatch], axis=1
+    columns = np.empty((3, 2 * total), np.int64)
+    last = stages_per_rank - 1
+    columns[0, forward], columns[0, backward] = chunk, last - chunk
+    columns[0] = columns[0] * num_ranks + rank
+    columns[1, forward], columns[1, backward] = _FORWARD, _BACKWARD
+    columns[2, forward] = columns[2, backward] = microbatch
+    return columns
+
+
+def _split(late: int, columns: Int) -> Int:
+    """Each backward as I, and its W after `late` more, or at the end."""
+    stage, kind, microbatch = columns
+    backwards = np.flatnonzero(kind != _FORWARD)
+    behind = np.full(len(backwards), columns.shape[1])
+    behind[: max(0, len(backwards) - late)] = backwards[late:]
+    place = np.concatenate([np.arange(columns.shape[1]), behind])
+    split = np.where(kind == _FORWARD, _FORWARD, _INPUTS)
+    weights = np.full(len(backwards), _WEIGHTS)
+    # Stable: behind the action at its place, and of those at the end the earlier first.
+    order = np.argsort(place, kind="stable")
+    return np.stack(
+        [
+            np.concatenate([stage, stage[backwards]])[order],
+            np.concatenate([split, weights])[order],
+            np.concatenate([microbatch, microbatch[backwards]])[order],
+        ]
     )
-    kinds = np.full(2 * total, FORWARD)
-    kinds[backward] = BACKWARD
-    return tuple(map(Action, row[:, 0].tolist(), kinds.tolist(), row[:, 1].tolist()))
-
-
-def _split(late: int, row: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Each backward as I, and its W after `late` more."""
-    backwards = [action for action in row if action.kind != FORWARD]
-    waiting = [Action(stage, WEIGHT_GRADIENT, index) for stage, _, index in backwards]
-    actions: list[Action] = []
-    done = 0
-    for action in row:
-        stage, kind, index = action
-        if kind == FORWARD:
-            actions.append(action)
-            continue
-        actions.append(Action(stage, INPUT_GRADIENT, index))
-        if done >= late:
-            actions.append(waiting[done - late])
-        done += 1
-    return (*actions, *waiting[max(0, done - late) :])
 
 
 class _VRow:

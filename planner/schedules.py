@@ -10,21 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from claw_plan.planner.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    WEIGHT_GRADIENT,
-    Rows,
-)
+from claw_plan.planner.actions import KINDS, Rows
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.schedule_rows import (
+    arrays_of,
     dual_pipe_v,
     gpipe,
     interleaved,
@@ -32,6 +26,7 @@ from claw_plan.planner.schedule_rows import (
     microbatches_per_round,
     num_rounds,
     one_forward_one_backward,
+    rows_of,
     zbv_zero_bubble,
 )
 from claw_plan.profiles.errors import near_matches
@@ -40,8 +35,6 @@ from claw_plan.simulator.task_graph import Int
 
 INTERLEAVED = "Interleaved1F1B"
 
-KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
-"""Of actions, as `Columns` numbers them."""
 _FORWARD, _BACKWARD, _INPUTS, _WEIGHTS = range(len(KINDS))
 
 
@@ -49,7 +42,8 @@ _FORWARD, _BACKWARD, _INPUTS, _WEIGHTS = range(len(KINDS))
 class Schedule:
     """A schedule by PyTorch's name.
 
-    `write` makes the rows of (ranks, microbatches, stages per rank). `fewest_stages` and
+    `write` makes the rows of (ranks, microbatches, stages per rank), or the columns that
+    `schedule_rows.rows_of` makes rows of. `fewest_stages` and
     `most_stages` bound the stages a rank may hold; None is no bound but the model's.
     `places_v` where rank r holds stages r and 2 pp - 1 - r, else r, r + pp, …
     `splits_backward` where I and W are actions of their own.
@@ -57,7 +51,7 @@ class Schedule:
     `fills_v` where there must be at least as many microbatches as stages.
     """
 
-    write: Callable[[int, int, int], Rows]
+    write: Callable[[int, int, int], Rows | list[Int]]
     fewest_stages: int = 1
     most_stages: int | None = 1
     places_v: bool = False
@@ -139,10 +133,14 @@ def schedule_actions(
     Raises PlanError for a name that is not known, and for numbers of stages and microbatches
     that the schedule does not take.
     """
-    why = schedule_refusal(name, num_ranks, num_microbatches, stages_per_rank)
-    if why:
+    _check(name, num_ranks, num_microbatches, stages_per_rank)
+    written = schedule_of(name).write(num_ranks, num_microbatches, stages_per_rank)
+    return rows_of(written) if isinstance(written, list) else written
+
+
+def _check(name: str, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> None:
+    if why := schedule_refusal(name, num_ranks, num_microbatches, stages_per_rank):
         raise PlanError(why)
-    return schedule_of(name).write(num_ranks, num_microbatches, stages_per_rank)
 
 
 class Columns(NamedTuple):
@@ -165,10 +163,10 @@ def schedule_columns(
     name: str, num_ranks: int, num_microbatches: int, stages_per_rank: int
 ) -> Columns:
     """The rows of `schedule_actions` as arrays."""
-    rows = schedule_actions(name, num_ranks, num_microbatches, stages_per_rank)
-    number = {kind: index for index, kind in enumerate(KINDS)}
-    on, kinds, microbatch = zip(*chain.from_iterable(rows), strict=True)
-    kind, stage = np.array([number[each] for each in kinds]), np.array(on)
+    _check(name, num_ranks, num_microbatches, stages_per_rank)
+    written = schedule_of(name).write(num_ranks, num_microbatches, stages_per_rank)
+    ranks = written if isinstance(written, list) else arrays_of(written)
+    stage, kind, microbatch = np.concatenate(ranks, axis=1)
     stages = num_ranks * stages_per_rank
     completes = np.flatnonzero((kind == _BACKWARD) | (kind == _WEIGHTS))
     last = np.zeros(stages, np.int64)
@@ -176,10 +174,10 @@ def schedule_columns(
     is_last = np.zeros(len(kind), np.bool_)
     is_last[last] = True
     return Columns(
-        first=np.cumsum([0, *map(len, rows)]),
+        first=np.cumsum([0, *(columns.shape[1] for columns in ranks)]),
         kind=kind,
         stage=stage,
-        microbatch=np.array(microbatch),
+        microbatch=microbatch,
         is_last=is_last,
         home=np.array([rank_of_stage(name, index, num_ranks) for index in range(stages)]),
     )

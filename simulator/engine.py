@@ -36,7 +36,10 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Compiles with numba; keeps the machine code on disk where a folder for it is writable."""
+    """Compiles with numba; keeps the machine code on disk where a folder for it is writable.
+
+    It runs without Python's lock.
+    """
     return _compile(function)
 
 
@@ -48,9 +51,9 @@ def _compiled_part(function: Function) -> Function:
 def _compile(function: Function, **options: bool) -> Function:
     njit: Any = numba.njit  # its types leave out these options
     try:
-        return cast(Function, njit(cache=True, **options)(function))
+        return cast(Function, njit(cache=True, nogil=True, **options)(function))
     except RuntimeError:  # numba found no folder it may write to
-        return cast(Function, njit(**options)(function))
+        return cast(Function, njit(nogil=True, **options)(function))
 
 
 class _State(NamedTuple):
