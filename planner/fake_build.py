@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -14,6 +15,12 @@ from claw_plan.planner.torch_private import FakeTensorMode, without_rejection
 
 REAL_LIMIT_BYTES = 2 * 2**30
 """Models that fake tensors cannot build or run are so for real, up to this size of parameters."""
+
+_INITIALISERS = (
+    "constant_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_", "trunc_normal_",
+    "uniform_", "xavier_normal_", "xavier_uniform_", "zeros_",
+)  # fmt: skip
+"""Half the time of building a GPT of 96 blocks."""
 
 Changed = Callable[[nn.Parameter], nn.Parameter]
 """What a module holds in place of a parameter that it is given."""
@@ -29,7 +36,7 @@ def build_fake(model: LoadedModel, fake: FakeTensorMode) -> nn.Module:
     """
     with without_rejection():
         try:
-            with fake:
+            with fake, _uninitialised():
                 return model.build()
         except TraceError as error:
             if error.__cause__ is None:
@@ -49,6 +56,23 @@ def build_fake(model: LoadedModel, fake: FakeTensorMode) -> nn.Module:
             if buffer is not None:
                 part._buffers[name] = fake.from_tensor(buffer)
     return module
+
+
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """Inside, what `torch.nn.init` does to parameters is left out: fake ones have no values."""
+    before = {name: getattr(nn.init, name) for name in _INITIALISERS}
+    for name in before:
+        setattr(nn.init, name, _left_alone)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(nn.init, name, function)
+
+
+def _left_alone(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return tensor
 
 
 class Faked:

@@ -21,9 +21,9 @@ T = TypeVar("T")
 def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
     """The results of `works`, in their order; the first is done here.
 
-    What a work raises is raised here, the first one's first. A work whose copy ends without an
-    answer, for lack of memory say, is done here after the others, as are all on a single core.
-    What works change is seen here for those alone that are done here.
+    A work that raises in its copy, or whose copy is ended for lack of memory, is done again here
+    when its turn comes, so that errors are those of one process. On a single core all are done
+    here. What works change is seen here for those alone that are.
     """
     if len(works) < 2 or len(os.sched_getaffinity(0)) < 2:
         return [work() for work in works]
@@ -58,10 +58,7 @@ class _Copy(Generic[T]):
             answer = stream.read()
         if not answer:
             return self.work()
-        found, error = pickle.loads(answer)
-        if error is not None:
-            raise error
-        result: T = found
+        result: T = pickle.loads(answer)
         return result
 
     def end(self) -> None:
@@ -72,7 +69,7 @@ class _Copy(Generic[T]):
 
 
 def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
-    """In the copy: writes the result, or what was raised, and ends."""
+    """In the copy: writes the result, or nothing where the work raises, and ends."""
     # Cycles made so far are no business of the copy: looking at them would copy their pages.
     gc.freeze()
     # The threads of this process are not in the copy, and OpenMP would wait for them for ever.
@@ -80,10 +77,7 @@ def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
 
     torch.set_num_threads(1)
     try:
-        try:
-            answer = pickle.dumps((work(), None))
-        except Exception as error:
-            answer = pickle.dumps((None, error))
+        answer = pickle.dumps(work())
         with os.fdopen(writer, "wb") as stream:
             stream.write(answer)
     finally:

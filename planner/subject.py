@@ -64,7 +64,6 @@ class Subject:
         fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
         with _same_random_numbers():
             module = model.build() if fake is None else build_fake(model, fake)
-        cast_parameters(module, dtype)
         subject = cls(model, module, fake, seq_len, dtype)
         subject.names = {id(part): name for name, part in module.named_modules()}
         subject.folds = subject._find_chain(fold)
@@ -75,6 +74,7 @@ class Subject:
         folds = {key: Fold.of(found, fold) for key, found in candidates.items()}
         for each in folds.values():
             each.apply()
+        cast_parameters(self.module, self.dtype)
         try:
             calls = self._calls()
         except TraceError:
@@ -138,6 +138,10 @@ class Subject:
     def blocks(self) -> list[nn.Module]:
         """The modules of the traced blocks, in order."""
         return [fold.container.children[index][1] for fold in self.folds for index in fold.kept]
+
+    def dtype_of(self, parameter: torch.Tensor) -> torch.dtype:
+        """In which a parameter is used; those of blocks that are not traced are left as built."""
+        return self.dtype if parameter.is_floating_point() else parameter.dtype
 
     def batch(self, size: int) -> dict[str, torch.Tensor]:
         """A batch of the model's inputs in its dtype, fake where the model is."""

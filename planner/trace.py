@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -28,6 +29,7 @@ from claw_plan.planner.graph import (
 )
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.recorder import Recording
+from claw_plan.planner.side_by_side import side_by_side
 from claw_plan.planner.subject import Subject
 from claw_plan.planner.torch_private import BatchNorm, FakeTensorMode
 from claw_plan.planner.trace_divided import DividedTrace, trace_divided
@@ -107,10 +109,9 @@ def _check_size(model: LoadedModel, cause: TraceError) -> None:
 
 def _graph_of(subject: Subject, tell: Progress) -> ModelGraph | None:
     """The graph, or None if blocks that stand for others do not cost alike."""
-    recordings = []
-    for size in BATCH_SIZES:
-        tell(f"tracing {subject.model.name} at batch size {size}")
-        recordings.append(subject.record(size))
+    tell(f"tracing {subject.model.name} at batch sizes {', '.join(map(str, BATCH_SIZES))}")
+    works = [partial(subject.record, size) for size in BATCH_SIZES]
+    recordings = [work() for work in works] if subject.fake is None else side_by_side(works)
     costs, assumptions = _plain_costs(subject, recordings)
     for one, other in subject.alike:
         if _bare(subject, costs, one) != _bare(subject, costs, other):
@@ -322,6 +323,7 @@ def _parameters(
     arrivals = _arrivals(subject, recording, first_names)
     result = []
     for identity, found in names.items():
+        tensor = tensors[identity]
         used = recording.used.get(traced_names.get(identity, ""), set())
         own = {unit for name in found for unit in _block_units(name, unit_of_block)}
         # What lies in a block is used there, not in the blocks that the block stands for.
@@ -333,9 +335,9 @@ def _parameters(
         result.append(
             Parameter(
                 names=tuple(dict.fromkeys(found)),
-                shape=tuple(tensors[identity].shape),
-                dtype=str(tensors[identity].dtype).removeprefix("torch."),
-                trainable=tensors[identity].requires_grad,
+                shape=tuple(tensor.shape),
+                dtype=str(subject.dtype_of(tensor)).removeprefix("torch."),
+                trainable=tensor.requires_grad,
                 units=tuple(sorted(own | shared)),
                 tp_dim=next((divided.dims[n] for n in found if n in divided.dims), None),
                 arrival=next((arrivals[n] for n in found if n in arrivals), 0),
