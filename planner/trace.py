@@ -323,7 +323,7 @@ def _parameters(
     arrivals = _arrivals(subject, recording, first_names)
     result = []
     for identity, found in names.items():
-        tensor = tensors[identity]
+        parameter = tensors[identity]
         used = recording.used.get(traced_names.get(identity, ""), set())
         own = {unit for name in found for unit in _block_units(name, unit_of_block)}
         # What lies in a block is used there, not in the blocks that the block stands for.
@@ -335,9 +335,9 @@ def _parameters(
         result.append(
             Parameter(
                 names=tuple(dict.fromkeys(found)),
-                shape=tuple(tensor.shape),
-                dtype=str(subject.dtype_of(tensor)).removeprefix("torch."),
-                trainable=tensor.requires_grad,
+                shape=tuple(parameter.shape),
+                dtype=str(subject.dtype_of(parameter)).removeprefix("torch."),
+                trainable=parameter.requires_grad,
                 units=tuple(sorted(own | shared)),
                 tp_dim=next((divided.dims[n] for n in found if n in divided.dims), None),
                 arrival=next((arrivals[n] for n in found if n in arrivals), 0),

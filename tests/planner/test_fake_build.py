@@ -98,3 +98,11 @@ def test_constructors_that_read_their_parameters_run_for_real(
     monkeypatch.setattr("claw_plan.planner.fake_build.REAL_LIMIT_BYTES", 159)
     with pytest.raises(TraceError, match=r"reads the values of its parameters, and .* too large"):
         build_fake(model, fake)
+
+
+def test_initialisers_are_as_before_after_a_build(tmp_path: Path) -> None:
+    build_fake(load(tmp_path, "Net(False)"), FakeTensorMode(allow_non_fake_inputs=True))
+    assert torch.equal(nn.init.ones_(torch.zeros(2)), torch.ones(2))
+    with pytest.raises(TraceError):
+        build_fake(load(tmp_path, "Net(False, -1)"), FakeTensorMode(allow_non_fake_inputs=True))
+    assert torch.equal(nn.init.zeros_(torch.ones(2)), torch.zeros(2))
