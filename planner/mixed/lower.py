@@ -16,8 +16,8 @@ from typing_extensions import override
 from claw_plan.planner.lower import Lowered, Lowering, lowered
 from claw_plan.planner.lower_end import TIED, RankEnd, StepEnd, bucket_sizes, together
 from claw_plan.planner.memory import HeldMemory
-from claw_plan.planner.mixed_kinds import MixedProblem
-from claw_plan.planner.mixed_plan import MixedCandidate
+from claw_plan.planner.mixed.kinds import MixedProblem
+from claw_plan.planner.mixed.plan import MixedCandidate
 from claw_plan.planner.problem import STORED_BYTES
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.profiles.cost import CollectiveCost

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from claw_plan.planner.mixed_plan import MixedRank
+from claw_plan.planner.mixed.plan import MixedRank
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.stage_streams import View
 from claw_plan.profiles.cluster import Cluster, Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from claw_plan.planner.mixed_space import REPLICATED, SHARDED, STATES, Division, MixedSpace, Way
+from claw_plan.planner.mixed.space import REPLICATED, SHARDED, STATES, Division, MixedSpace, Way
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from claw_plan.planner.mixed_bound import MixedBounds
-from claw_plan.planner.mixed_space import MixedSpace
+from claw_plan.planner.mixed.bound import MixedBounds
+from claw_plan.planner.mixed.space import MixedSpace
 
 
 @pytest.mark.parametrize("slow_nic", [1e4, 1e6])

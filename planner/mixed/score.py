@@ -9,9 +9,9 @@ from typing_extensions import override
 from claw_plan.planner.bound import Bounds
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.memory import HeldMemory, MemoryModel, StageMemory
-from claw_plan.planner.mixed_kinds import MixedProblem
-from claw_plan.planner.mixed_lower import lower_mixed
-from claw_plan.planner.mixed_plan import MixedCandidate, Pipeline
+from claw_plan.planner.mixed.kinds import MixedProblem
+from claw_plan.planner.mixed.lower import lower_mixed
+from claw_plan.planner.mixed.plan import MixedCandidate, Pipeline
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import rank_of_stage
 from claw_plan.planner.score import Scored, parts_of, sources_of

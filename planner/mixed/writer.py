@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.mixed_kinds import MixedProblem
-from claw_plan.planner.mixed_plan import MixedCandidate, MixedRank, Pipeline
-from claw_plan.planner.mixed_score import MixedScored
+from claw_plan.planner.mixed.kinds import MixedProblem
+from claw_plan.planner.mixed.plan import MixedCandidate, MixedRank, Pipeline
+from claw_plan.planner.mixed.score import MixedScored
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import (
     Plan,

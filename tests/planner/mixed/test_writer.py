@@ -6,8 +6,8 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.mixed_plan import MixedCandidate, MixedRank, Pipeline, pipeline_on
-from claw_plan.planner.mixed_writer import mixed_of_plan, write_mixed_plan
+from claw_plan.planner.mixed.plan import MixedCandidate, MixedRank, Pipeline, pipeline_on
+from claw_plan.planner.mixed.writer import mixed_of_plan, write_mixed_plan
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.plan import load_plan, save_plan
 from claw_plan.planner.plan_check import check_plan

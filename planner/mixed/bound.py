@@ -15,8 +15,8 @@ from claw_plan.planner.bound import Bounds
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds, floor_ns
 from claw_plan.planner.lower import send_cost
-from claw_plan.planner.mixed_plan import MixedCandidate, MixedRank, Pipeline
-from claw_plan.planner.mixed_score import MixedScorer
+from claw_plan.planner.mixed.plan import MixedCandidate, MixedRank, Pipeline
+from claw_plan.planner.mixed.score import MixedScorer
 from claw_plan.planner.placement import crosses_node
 from claw_plan.planner.schedule_bound import Work, play
 from claw_plan.planner.schedules import KINDS

@@ -6,7 +6,7 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.mixed_plan import MixedCandidate, MixedRank, Pipeline, pipeline_on
+from claw_plan.planner.mixed.plan import MixedCandidate, MixedRank, Pipeline, pipeline_on
 
 
 def rank(kind: int, **knobs: object) -> MixedRank:

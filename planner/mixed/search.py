@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from claw_plan.planner.mixed_bound import MixedBounds
-from claw_plan.planner.mixed_cut import (
+from claw_plan.planner.mixed.bound import MixedBounds
+from claw_plan.planner.mixed.cut import (
     Arrangement,
     arrangements,
     bottleneck_ns,
     count_arrangements,
     least_bottleneck,
 )
-from claw_plan.planner.mixed_plan import MixedCandidate
-from claw_plan.planner.mixed_space import REPLICATED, Division, MixedSpace, Way
+from claw_plan.planner.mixed.plan import MixedCandidate
+from claw_plan.planner.mixed.space import REPLICATED, Division, MixedSpace, Way
 from claw_plan.planner.search import Branch, Evaluated, best_first
 
 RUN = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from claw_plan.planner.mixed_shares import Shares
+from claw_plan.planner.mixed.shares import Shares
 
 
 def shares_of(toys, mixed_toys, ratio: float, *, batch: int) -> Shares:

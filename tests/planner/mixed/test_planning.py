@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from claw_plan.planner.mixed_planning import plan_mixed, report_of
+from claw_plan.planner.mixed.planning import plan_mixed, report_of
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import search_space

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from claw_plan.planner.members import divisors
-from claw_plan.planner.mixed_plan import MixedCandidate, pipeline_on
-from claw_plan.planner.mixed_score import MixedScorer
+from claw_plan.planner.mixed.plan import MixedCandidate, pipeline_on
+from claw_plan.planner.mixed.score import MixedScorer
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import Choice, search_space
 from claw_plan.planner.space import Space

@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from claw_plan.planner.mixed_cut import (
+from claw_plan.planner.mixed.cut import (
     Chain,
     arrangements,
     bottleneck_ns,

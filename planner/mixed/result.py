@@ -1,7 +1,7 @@
 """The whole way from a request to a plan, whatever devices the cluster has.
 
 On equal devices it is `planning.make_plan`. On several kinds that plan, in which the slowest
-counts for all, is compared with what the kinds can do alone and unlike (`mixed_planning`), and the
+counts for all, is compared with what the kinds can do alone and unlike (`planning`), and the
 fastest is the answer. Unlike plans are simulated, but the executor cannot train with them yet.
 """
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from claw_plan.planner.errors import InfeasiblePlan
-from claw_plan.planner.mixed_kinds import Kind, MixedProblem, kinds_of
-from claw_plan.planner.mixed_planning import MixedAnswer, plan_mixed, report_of
-from claw_plan.planner.mixed_score import MixedScored, MixedScorer
-from claw_plan.planner.mixed_writer import mixed_of_plan, write_mixed_plan
+from claw_plan.planner.mixed.kinds import Kind, MixedProblem, kinds_of
+from claw_plan.planner.mixed.planning import MixedAnswer, plan_mixed, report_of
+from claw_plan.planner.mixed.score import MixedScored, MixedScorer
+from claw_plan.planner.mixed.writer import mixed_of_plan, write_mixed_plan
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import model_of_plan
 from claw_plan.planner.plan_writer import write_plan

@@ -1,6 +1,6 @@
 """`MixedCandidate`: one way of splitting the training over unlike devices.
 
-It stands where `Candidate` stands for equal devices: the mixed search makes it, `mixed_lower`
+It stands where `Candidate` stands for equal devices: the mixed search makes it, `lower`
 turns it into tasks. It has one pipeline or more. The stages of a pipeline may lie on different
 kinds of devices, each divided in its own way; its microbatches are of one size for all stages.
 Several pipelines share the step's batch as their speeds are, and their gradients are summed, each

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.mixed_result import ALIKE, plan_request, simulate_file
-from claw_plan.planner.mixed_score import MixedScored
+from claw_plan.planner.mixed.result import ALIKE, plan_request, simulate_file
+from claw_plan.planner.mixed.score import MixedScored
 from claw_plan.planner.plan import save_plan
 from claw_plan.planner.plan_check import check_plan
 from claw_plan.planner.planning import PlanningRequest

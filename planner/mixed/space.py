@@ -3,7 +3,7 @@
 A way fixes the microbatch of the pipeline and, for each kind of device, either that it is left
 out or how its stages are divided: tp within a node, dp, sequence parallelism, and what dp shards.
 What is left to choose, how many stages lie on which kind, in which order, cut where and which of
-them recompute, is `mixed_cut`'s: of a way `chain` gives everything that depends on it.
+them recompute, is `cut`'s: of a way `chain` gives everything that depends on it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from claw_plan.planner.bound import Bounds
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds
 from claw_plan.planner.members import divisors
-from claw_plan.planner.mixed_cut import Arrangement, Chain, legal_starts
-from claw_plan.planner.mixed_kinds import Kind
-from claw_plan.planner.mixed_plan import MixedCandidate, MixedRank, Pipeline
-from claw_plan.planner.mixed_score import MixedScorer
+from claw_plan.planner.mixed.cut import Arrangement, Chain, legal_starts
+from claw_plan.planner.mixed.kinds import Kind
+from claw_plan.planner.mixed.plan import MixedCandidate, MixedRank, Pipeline
+from claw_plan.planner.mixed.score import MixedScorer
 from claw_plan.planner.pinned import MOST_MICROBATCHES
 from claw_plan.planner.shards import local_numel
 from claw_plan.simulator.task_graph import Int

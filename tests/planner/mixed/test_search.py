@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from claw_plan.planner.mixed_search import search_mixed
-from claw_plan.planner.mixed_space import MixedSpace
+from claw_plan.planner.mixed.search import search_mixed
+from claw_plan.planner.mixed.space import MixedSpace
 
 
 def random_space(toys, mixed_toys, seed: int) -> MixedSpace:

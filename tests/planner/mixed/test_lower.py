@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.mixed_lower import lower_mixed, num_hosts
-from claw_plan.planner.mixed_plan import MixedCandidate, MixedRank, Pipeline, pipeline_on
+from claw_plan.planner.mixed.lower import lower_mixed, num_hosts
+from claw_plan.planner.mixed.plan import MixedCandidate, MixedRank, Pipeline, pipeline_on
 from claw_plan.planner.score import Scorer
 from claw_plan.simulator.simulate import simulate
 

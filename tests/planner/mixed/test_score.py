@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.mixed_plan import MixedCandidate, pipeline_on
-from claw_plan.planner.mixed_score import least_time_ns
+from claw_plan.planner.mixed.plan import MixedCandidate, pipeline_on
+from claw_plan.planner.mixed.score import least_time_ns
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Planning on several kinds of devices: the fastest of all that is known for them.
 
 Compared are the best plan in which the slowest device counts for all (`search_space` on the whole
-cluster), the best on each kind alone, kinds that share the batch (`mixed_shares`) and pipelines
-over kinds (`mixed_search`). One simulator judges all, so the answer is never slower than any of
+cluster), the best on each kind alone, kinds that share the batch (`shares`) and pipelines
+over kinds (`search`). One simulator judges all, so the answer is never slower than any of
 the first two, which run today.
 """
 
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from claw_plan.planner.explain import infeasible_message
-from claw_plan.planner.mixed_kinds import Kind, MakeCost, MixedProblem, kinds_of
-from claw_plan.planner.mixed_plan import MixedCandidate
-from claw_plan.planner.mixed_score import MixedScored, MixedScorer, least_time_ns
-from claw_plan.planner.mixed_search import MixedSearched, search_mixed
-from claw_plan.planner.mixed_shares import Shares
-from claw_plan.planner.mixed_space import MixedSpace
+from claw_plan.planner.mixed.kinds import Kind, MakeCost, MixedProblem, kinds_of
+from claw_plan.planner.mixed.plan import MixedCandidate
+from claw_plan.planner.mixed.score import MixedScored, MixedScorer, least_time_ns
+from claw_plan.planner.mixed.search import MixedSearched, search_mixed
+from claw_plan.planner.mixed.shares import Shares
+from claw_plan.planner.mixed.space import MixedSpace
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
