@@ -37,7 +37,8 @@ class Candidate:
     are gathered, freed and reduced together.
     `ep` ranks, taken from cp, dp and tp, share experts, each expert divided over `etp` of them.
     `bucket_bytes` is the size of one gradient all-reduce where dp_replicate works without
-    sharding. `mesh_order` names the axes from the slowest to the fastest over the devices.
+    sharding; `buckets` says instead how many parameters each holds, from the model's last to its
+    first. `mesh_order` names the axes from the slowest to the fastest over the devices.
     """
 
     pp: int = 1
@@ -57,6 +58,7 @@ class Candidate:
     reshard_ranks: int = 0
     blocks_per_group: int = 1
     bucket_bytes: int = 25_000_000
+    buckets: tuple[int, ...] = ()
     collective: str = "auto"
     codec: str = "none"
     offload: str = "none"
@@ -67,6 +69,8 @@ class Candidate:
             if getattr(self, name) < least:
                 value = getattr(self, name)
                 raise PlanError(f"{name} is at least {least}, but got {name}={value}")
+        if any(size < 1 for size in self.buckets):
+            raise PlanError(f"buckets hold at least 1 parameter each, but got {self.buckets=}")
         if self.zero not in ZERO:
             raise PlanError(f"zero is 1, 2 or 3, but got zero={self.zero}")
         if sorted(self.mesh_order) != sorted(MESH_ORDER):
@@ -81,6 +85,11 @@ class Candidate:
     def shard_ranks(self) -> int:
         """Ranks over which dp_shard's states are cut: those of cp hold the same parameters."""
         return self.dp_shard * self.cp
+
+    @property
+    def reduces_in_backward(self) -> bool:
+        """Whether replicas' gradients meet in buckets while the last backward runs."""
+        return self.dp_replicate > 1 and self.dp_shard == 1 and self.pp == 1
 
     @property
     def num_devices(self) -> int:
@@ -128,6 +137,8 @@ class Candidate:
             blocks = f" of {self.recompute_blocks} blocks" * bool(self.recompute_blocks)
             parts.append(f"recompute {self.recompute}{blocks}")
         parts.append(f"microbatch {self.microbatch_size}")
+        if self.buckets:
+            parts.append(f"{len(self.buckets)} planned buckets")
         return ", ".join(parts)
 
 
@@ -141,6 +152,11 @@ def parse_fix(text: str) -> dict[str, Any]:
             raise PlanError(f"--fix takes knob=value pairs, as in tp=2,pp=2; got {part!r}")
         if name == "mesh_order":
             raise PlanError("--fix: mesh_order has one value so far and cannot be pinned")
+        if name == "buckets":
+            raise PlanError(
+                "--fix: buckets follow from the model and its times; pin bucket_bytes, or edit "
+                "candidate.buckets of a plan"
+            )
         if name not in kinds:
             raise PlanError(f"--fix: there is no knob {name!r}; {near_matches(name, kinds)}")
         if name in pinned:

@@ -49,6 +49,7 @@ def test_fix_is_read_by_the_kind_of_each_knob():
         ("tpp=2", "there is no knob 'tpp'; did you mean 'tp'"),
         ("tp=2,tp=4", "names tp twice"),
         ("mesh_order=pp", "cannot be pinned"),
+        ("buckets=3", "pin bucket_bytes"),
         ("tp=two", "tp is a whole number, but got 'two'"),
         ("tp=-1", "tp is at least 1, but got '-1'"),
         ("sequence_parallel=2", "sequence_parallel is true or false, but got '2'"),
@@ -58,6 +59,20 @@ def test_what_fix_refuses(text, said):
     with pytest.raises(PlanError) as caught:
         parse_fix(text)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "acts"),
+    [
+        ({"dp_replicate": 2}, True),
+        ({"dp_replicate": 2, "tp": 2}, True),
+        ({"dp_shard": 2}, False),
+        ({"dp_replicate": 2, "pp": 2}, False),
+        ({"dp_replicate": 2, "dp_shard": 2}, False),
+    ],
+)
+def test_buckets_act_where_replicas_meet_during_backward(degrees, acts):
+    assert Candidate(**degrees).reduces_in_backward is acts
 
 
 def test_short_names_what_is_not_neutral():
