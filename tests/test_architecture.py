@@ -16,7 +16,7 @@ ROOMS = ("cli", "executor", "kernels", "planner", "profiles", "simulator")
 
 ALLOWED_ROOMS = {
     "profiles": set(),
-    "kernels": set(),
+    "kernels": {"profiles.codecs"},
     "simulator": {"profiles.units", "profiles.errors", "profiles.files"},
     "planner": {"simulator", "profiles"},
     "executor": {"planner", "simulator", "profiles", "kernels"},
@@ -26,7 +26,7 @@ ALLOWED_ROOMS = {
 
 ALLOWED_PACKAGES = {
     "profiles": {"numpy", "pydantic", "yaml"},
-    "kernels": {"torch", "triton"},
+    "kernels": {"numba", "numpy", "torch", "triton"},
     "simulator": {"numba", "numpy", "simpy"},
     "planner": {
         *("networkx", "numpy", "optuna", "pydantic", "torch", "transformers", "yaml"),
