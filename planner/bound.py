@@ -17,7 +17,7 @@ Rounded down, so that no bound ever exceeds its simulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from claw_plan.planner.averaging_bound import AveragingBounds
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds, floor_ns
 from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime
@@ -122,9 +123,11 @@ class Bounds:
     _played: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict)
     _passes: dict[tuple[object, ...], tuple[Int, Int, Int]] = field(default_factory=dict)
     _data: DataBounds = field(init=False)
+    _means: AveragingBounds = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_data", DataBounds(self.problem, self.shards))
+        object.__setattr__(self, "_means", AveragingBounds(self.problem, self.shards))
 
     def stage_path(self, candidate: Candidate, fits: Fits | None = None) -> StagePath | None:
         """The best cut and its stage times; None when the chain cannot be cut so often."""
@@ -304,8 +307,9 @@ class Bounds:
                 sum(traffic[stage].gather_ns for stage in stages),
                 sum(traffic[stage].reduce_ns for stage in stages),
             )
+            averaged_ns = self._averaged_ns(candidate, path, stages, ends_ns[rank])
             steps = sum(data.optimizer_ns(candidate, *path.cuts[stage]) for stage in stages)
-            longest = max(longest, max(streams_ns) + steps)
+            longest = max(longest, max(averaged_ns, *streams_ns) + steps)
         return longest + self.problem.step_overhead_ns()
 
     def candidate_ns(self, candidate: Candidate, path: StagePath) -> int:
@@ -315,12 +319,24 @@ class Bounds:
         played = play(self._layout(candidate), self._work(candidate, path), traffic)
         longest = 0
         for rank, stages in enumerate(path.ranks):
-            ends = played.end_ns[rank]
+            ends = self._averaged_ns(candidate, path, stages, played.end_ns[rank])
             for stage in sorted(stages):
                 ends = max(ends, played.reduced_ns[stage])
                 ends += data.optimizer_ns(candidate, *path.cuts[stage])
             longest = max(longest, ends)
         return longest + self.problem.step_overhead_ns()
+
+    def _averaged_ns(
+        self, candidate: Candidate, path: StagePath, stages: Sequence[int], ends_ns: int
+    ) -> int:
+        """When a rank whose last pass ends then has its mean gradients."""
+        cuts = tuple(path.cuts[stage] for stage in stages)
+
+        def left_ns(unit: int) -> int:
+            backward_ns = sum(times[1] for times in self.unit_times(candidate)[:unit])
+            return backward_ns + self._data.accumulate_ns(candidate, *cuts[0])
+
+        return self._means.end_ns(candidate, cuts, ends_ns, left_ns)
 
     def _layout(self, candidate: Candidate) -> tuple[str, int, int, int]:
         count = candidate.num_microbatches(self.problem.training.global_batch)
