@@ -26,6 +26,8 @@ SP, MIXED, PAIRS = {"sequence_parallel": True}, {"precision": "bfloat16"}, {"mic
 ZERO1, ZERO2 = {"zero": 1}, {"zero": 2}
 CLIP, OFFLOAD = {"clip_norm": 0.5}, {"offload": "optimizer"}
 BUCKETS = {"bucket_bytes": 9000}
+PLANNED = {"buckets": (11, 30, 1, 10)}
+"""Numbers of parameters: the tiny GPT trains 52."""
 TOGETHER, NEAR = {"blocks_per_group": 3}, {"dp_shard": 4, "reshard_ranks": 2}
 FIRST = FULL | {"recompute_blocks": 1}
 HALF_FIRST = HALF | {"recompute_blocks": 3}
@@ -34,7 +36,10 @@ PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     "one": ({}, [{}, FULL | PAIRS, MIXED, HALF | CLIP, OFFLOAD, MIXED | HALF | CLIP | OFFLOAD]),
     "dp_replicate": (
         {"dp_replicate": 2},
-        [{}, FULL | PAIRS, MIXED, BUCKETS, CLIP, HALF | CLIP | OFFLOAD],
+        [
+            *({}, FULL | PAIRS, MIXED, BUCKETS, CLIP, HALF | CLIP | OFFLOAD),
+            *(PLANNED, PLANNED | PAIRS | HALF | CLIP | OFFLOAD),
+        ],
     ),
     "dp_shard": (
         {"dp_shard": 2},
@@ -65,7 +70,7 @@ PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     ),
     "dp_replicate_tp": (
         {"dp_replicate": 2, "tp": 2},
-        [{}, SP | MIXED, SP | CLIP, HALF | OFFLOAD],
+        [{}, SP | MIXED, SP | CLIP, HALF | OFFLOAD, SP | PLANNED | CLIP],
     ),
     "dp_shard_tp": (
         {"dp_shard": 2, "tp": 2},
