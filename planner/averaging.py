@@ -1,7 +1,9 @@
 """From one flat gradient to what averaging it over replicas takes: kernels, collectives, bytes.
 
-The library's own all-reduce runs beside the computation. What the executor makes of several calls
-(`executor.communication`) is waited for where it is called, so all of it counts.
+The library's own all-reduce runs beside the computation: NCCL's on a stream, gloo's on threads of
+its own, which between hosts mostly wait for the wire; inside one they need the cores that compute.
+What the executor makes of several calls (`executor.communication`) is waited for where it is
+called, so all of it counts.
 
 A codec's mean has two phases (Tang et al. 2021, 1-bit Adam, arXiv 2102.02888): every rank encodes
 each other's part and all exchange them; each decodes what it got, averages its part, encodes it
@@ -73,7 +75,8 @@ def averaging(problem: Problem, candidate: Candidate, elements: int) -> Averagin
         return _encoded(problem, candidate, elements, nodes)
     size = STORED_BYTES * elements
     cost = problem.collective("all_reduce", size, ranks, nodes, by_data=True)
-    return Averaging((Phase(0, cost),))
+    is_waited_for = problem.cluster.backend == "gloo" and nodes == 1
+    return Averaging((Phase(0, cost),), is_waited_for=is_waited_for)
 
 
 def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:

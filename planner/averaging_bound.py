@@ -85,13 +85,11 @@ class AveragingBounds:
     def _beside(self, candidate: Candidate, cuts: Cuts) -> list[Averaged]:
         sizes = self._held(candidate, cuts)
         held = [(p, sizes[p.name]) for p in self.problem.graph.parameters if p.name in sizes]
-        overlaps = self.problem.cluster.backend != "gloo"
         found = []
         for unit, elements in buckets_of(held, range(*cuts[0]), candidate):
             mean = averaging(self.problem, candidate, elements)
             ns = sum(kernels_ns + floor_ns(cost) for kernels_ns, cost in mean.phases)
-            is_beside = overlaps and not mean.is_waited_for
-            found.append(Averaged(unit, ns + mean.last_ns, is_beside))
+            found.append(Averaged(unit, ns + mean.last_ns, not mean.is_waited_for))
         return found
 
     def _late(self, candidate: Candidate, cuts: Cuts) -> list[Averaged]:

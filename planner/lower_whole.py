@@ -54,7 +54,7 @@ class Whole(DataParallel):
         streams = self._streams
         for kernels_ns, cost in mean.phases:
             if not mean.is_waited_for:
-                task = streams.background(
+                task = streams.beside(
                     streams.reduce, "dp_comm", "bucket", cost, 0, [streams.last_task], axis=AXIS
                 )
                 self._pending_reductions.append(task)

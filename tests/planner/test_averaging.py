@@ -85,3 +85,12 @@ def test_the_library_averages_beside_the_computation(toys):
     assert (kernels_ns, cost.alone_ns, mean.is_waited_for) == (0, 5_000 + 40_000, False)
     assert averaging(toys.problem(), Candidate(), 10).phases == ()
     assert averaging(toys.problem(), Candidate(dp_replicate=2), 0).phases == ()
+
+
+def test_gloo_averages_beside_the_backward_between_hosts_alone(toys):
+    candidate = Candidate(dp_replicate=2)
+    gpus = toys.problem(cluster=toys.cluster(devices=2))
+    inside = toys.problem(cluster=toys.cluster(devices=2, kind="cpu"))
+    between = toys.problem(cluster=toys.cluster(devices=1, nodes=2, kind="cpu"))
+    waits = [averaging(each, candidate, 20).is_waited_for for each in (gpus, inside, between)]
+    assert waits == [False, True, False]
