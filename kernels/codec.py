@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from claw_plan.kernels.blocks import Fp8Blocks, Int4Blocks, Int8Blocks
 from claw_plan.kernels.codec_base import Codec
 from claw_plan.kernels.one_bit import OneBit
 from claw_plan.kernels.plain import Half, Uncompressed
@@ -21,7 +22,13 @@ from claw_plan.profiles.codecs import CodecError, describe_codec
 __all__ = ["CODECS", "Codec", "CodecError", "codec_of"]
 
 CODECS: Mapping[str, Callable[..., Codec]] = MappingProxyType(
-    {codec.name: codec for codec in (Uncompressed, Half, OneBit, TopK, Threshold)}
+    {
+        codec.name: codec
+        for codec in (
+            *(Uncompressed, Half, OneBit, TopK, Threshold),
+            *(Fp8Blocks, Int8Blocks, Int4Blocks),
+        )
+    }
 )
 
 

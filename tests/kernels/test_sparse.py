@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from claw_plan.kernels.sparse import Threshold, TopK
@@ -37,6 +37,7 @@ def test_a_thousandth_is_270_times_smaller() -> None:
     assert 4 * numel / TopK(density=0.001).wire_bytes(numel) == 500
 
 
+@settings(deadline=None)
 @given(VECTORS, st.sampled_from([0.01, 0.1, 0.5, 1.0]))
 def test_what_is_left_is_at_most_the_share_not_sent(values: list[float], density: float) -> None:
     codec = TopK(density=density)
@@ -47,6 +48,7 @@ def test_what_is_left_is_at_most_the_share_not_sent(values: list[float], density
     assert rest <= (1 - kept / x.numel()) * x.double().square().sum() * (1 + 1e-12)
 
 
+@settings(deadline=None)
 @given(VECTORS, st.sampled_from([0.0, 1e-3, 1.0, 1e9]))
 def test_a_threshold_sends_what_is_above_it(values: list[float], threshold: float) -> None:
     codec = Threshold(threshold=threshold)
@@ -61,6 +63,7 @@ def test_threshold_zero_is_dense() -> None:
     assert torch.equal(Threshold(threshold=0).decode(Threshold(threshold=0).encode(x), 1000), x)
 
 
+@settings(deadline=None)
 @given(VECTORS)
 def test_sent_and_residual_are_exactly_the_input(values: list[float]) -> None:
     for codec in (TopK(density=0.2), Threshold(threshold=1.0)):
