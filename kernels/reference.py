@@ -33,12 +33,12 @@ E5M2 = Fp8Format(dtype=torch.float8_e5m2, mantissa_bits=2, bias=15, largest_expo
 
 def mean_abs(x: Tensor) -> Tensor:
     """|x|₁/n, summed in fp64, as an fp32 scalar; NaN unless all of x is finite."""
-    return _finite_or_nan(x.abs().sum(dtype=torch.float64) / x.numel())
+    return finite_or_nan(x.abs().sum(dtype=torch.float64) / x.numel())
 
 
 def root_mean_square(x: Tensor) -> Tensor:
     """|x|₂/√n, summed in fp64, as an fp32 scalar; NaN unless all of x is finite."""
-    return _finite_or_nan((x.double().square().sum() / x.numel()).sqrt())
+    return finite_or_nan((x.double().square().sum() / x.numel()).sqrt())
 
 
 def pack_signs(x: Tensor, out: Tensor) -> None:
@@ -156,6 +156,7 @@ def _places(device: torch.device) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=device)
 
 
-def _finite_or_nan(scale: Tensor) -> Tensor:
+def finite_or_nan(scale: Tensor) -> Tensor:
+    """The scale in fp32; NaN unless it is finite there."""
     narrow = scale.float()
     return torch.where(narrow.isfinite(), narrow, torch.nan)

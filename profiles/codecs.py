@@ -105,9 +105,9 @@ def _number(
 
 def _block(default: int) -> _Parameter:
     def allows(value: Value) -> bool:
-        return isinstance(value, int) and 8 <= value <= 65536 and not value & (value - 1)
+        return isinstance(value, int) and 8 <= value <= 4096 and not value & (value - 1)
 
-    return _Parameter("block", default, int, "a power of two from 8 to 65536", allows)
+    return _Parameter("block", default, int, "a power of two from 8 to 4096", allows)
 
 
 def _blocks(numel: int, block: int) -> int:

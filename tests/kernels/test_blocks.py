@@ -104,8 +104,8 @@ def test_fp8_takes_the_nearest_number_of_the_format(
 
 
 def test_torchs_cast_agrees_where_the_scale_is_one() -> None:
-    x = torch.cat([torch.tensor([448.0]), torch.randn(65535).clamp(-448, 448)])
-    codes = Fp8Blocks(block=65536).encode(x)[:65536]
+    x = torch.cat([torch.tensor([448.0]), torch.randn(4095) * 50])
+    codes = Fp8Blocks(block=4096).encode(x)[:4096]
     assert torch.equal(codes, x.to(torch.float8_e4m3fn).view(torch.uint8))
 
 

@@ -57,7 +57,7 @@ def test_shares_are_those_of_the_decimal_number() -> None:
         ("top_k:2", "density must be a number from 1e-09 to 1, got '2'"),
         ("top_k:nan", "density must be a number from 1e-09 to 1, got 'nan'"),
         ("threshold", "give its threshold, a number from 0 to 3e"),
-        ("int8:100", "block must be a power of two from 8 to 65536, got '100'"),
+        ("int8:100", "block must be a power of two from 8 to 4096, got '100'"),
         ("int8:8.5", "block must be a power of two"),
         ("one_bit:l3", "scale must be l1 or l2, got 'l3'"),
         ("fp16:200", "exponent must be a whole number from -126 to 126"),
