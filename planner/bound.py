@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,57 +29,14 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds, floor_ns
 from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime
 from claw_plan.planner.pipeline_bound import even_cuts
-from claw_plan.planner.placement import crosses_node
+from claw_plan.planner.placement import crosses_node, groups_of, stride_of, tp_nodes
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedule_bound import NOTHING, Work, play
 from claw_plan.planner.schedules import KINDS, rank_of_stage, schedule_of, stages_of_rank
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_cut import Fits, cut_chain
+from claw_plan.planner.stage_path import Cuts, StagePath, UnitTime
 from claw_plan.simulator.task_graph import Int
-
-Cuts = tuple[tuple[int, int], ...]
-
-
-class UnitTime(NamedTuple):
-    """A unit's forward, its whole backward and that in two parts, and what runs again before it.
-
-    Where the schedule does not tell the parts apart, the first is the whole.
-    """
-
-    forward: int
-    whole: int
-    inputs: int
-    weights: int
-    again: int
-
-    def balanced(self, candidate: Candidate) -> int:
-        """What cuts are to divide evenly: all that runs, or where each stage runs some blocks
-        again the rest.
-        """
-        work = self.forward + min(self.whole, self.inputs + self.weights)
-        return work if candidate.recompute_blocks else work + self.again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePath:
-    """Per stage: forward and backward (recompute included) on idle links.
-
-    `inputs_ns` and `weights_ns` are the two parts of the backward where the schedule runs it in
-    two, else all of it and nothing; the stage before waits for the first. `ranks` are the stages
-    of each rank.
-    """
-
-    cuts: Cuts
-    forward_ns: tuple[int, ...]
-    backward_ns: tuple[int, ...]
-    inputs_ns: tuple[int, ...]
-    weights_ns: tuple[int, ...]
-    ranks: tuple[tuple[int, ...], ...]
-
-    def least_work_ns(self, stage: int) -> int:
-        """A microbatch's forward and backward, whole or in parts."""
-        parts_ns = self.inputs_ns[stage] + self.weights_ns[stage]
-        return self.forward_ns[stage] + min(self.backward_ns[stage], parts_ns)
 
 
 def _pass_floor_ns(time: PassTime) -> int:
@@ -98,16 +54,6 @@ def _columns(stages: int, *, recomputes: bool) -> Int:
     if recomputes:
         column[inputs, 1:], column[weights, 1:] = backward, NOTHING
     return column
-
-
-def _cut_key(candidate: Candidate) -> tuple[object, ...]:
-    """What the times of units, and with pp the best cut, depend on."""
-    schedule = schedule_of(candidate.schedule)
-    return (
-        candidate.tp, candidate.sequence_parallel, candidate.microbatch_size,
-        candidate.recompute, candidate.recompute_blocks, candidate.stages_per_rank,
-        schedule.places_v, schedule.splits_backward,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -131,7 +77,7 @@ class Bounds:
 
     def stage_path(self, candidate: Candidate, fits: Fits | None = None) -> StagePath | None:
         """The best cut and its stage times; None when the chain cannot be cut so often."""
-        key = (*_cut_key(candidate), candidate.pp)
+        key = (*self._cut_key(candidate), candidate.pp)
         if fits is None and key in self._paths:
             return self._paths[key]
         path = self._cut(candidate, fits)
@@ -193,8 +139,9 @@ class Bounds:
     def structure_times(self, candidate: Candidate) -> dict[int, UnitTime]:
         """What the passes of each structure of units take, in the order of the chain."""
         key = (
-            candidate.tp, candidate.sequence_parallel, candidate.microbatch_size,
-            candidate.recompute, schedule_of(candidate.schedule).splits_backward,
+            candidate.tp, tp_nodes(candidate, self.problem.devices_per_node),
+            candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
+            schedule_of(candidate.schedule).splits_backward,
         )  # fmt: skip
         if key not in self._times:
             self._times[key] = self._per_structure(candidate, _pass_floor_ns)
@@ -206,16 +153,20 @@ class Bounds:
         """A figure of the passes of each structure of units."""
         graph, pass_time, part = self.problem.graph, self.problem.pass_time, self.problem.part_time
         size = (variant_of(candidate), candidate.microbatch_size, candidate.tp)
+        groups = groups_of(candidate, self.problem.devices_per_node)
         splits = schedule_of(candidate.schedule).splits_backward and candidate.recompute == "none"
         found: dict[int, UnitTime] = {}
         last = len(graph.units) - 1
         for index, structure in self._structures:
-            up, down = (of(pass_time(index, *size, backward)) for backward in (False, True))
-            inputs = of(part(index, *size, INPUTS)) if splits else down
-            weights = of(part(index, *size, WEIGHTS)) if splits else 0
+            up, down = (
+                of(pass_time(index, *size, backward, groups)) for backward in (False, True)
+            )
+            inputs = of(part(index, *size, INPUTS, groups)) if splits else down
+            weights = of(part(index, *size, WEIGHTS, groups)) if splits else 0
             again = 0
             if candidate.recompute != "none" and 0 < index < last:
-                again = of(self.problem.recompute_time(index, *size, candidate.recompute))
+                mode = candidate.recompute
+                again = of(self.problem.recompute_time(index, *size, mode, groups))
             found[structure] = UnitTime(up, down, inputs, weights, again)
         return found
 
@@ -229,7 +180,7 @@ class Bounds:
 
     def even_ns(self, candidate: Candidate) -> int:
         """The crudest path bound: stages as equal as no cut can make them."""
-        key = _cut_key(candidate)
+        key = self._cut_key(candidate)
         if key not in self._totals:
             times = self.structure_times(candidate)
             self._totals[key] = sum(
@@ -248,23 +199,10 @@ class Bounds:
         path = self.stage_path(candidate)
         assert path is not None, "the space has no more stages than there are cuts"
         count = candidate.num_microbatches(self.problem.training.global_batch)
-        key = (*_cut_key(candidate), candidate.pp, count)
+        key = (*self._cut_key(candidate), candidate.pp, count)
         if key not in self._compute:
-            self._compute[key] = self.path_ns(path, count)
+            self._compute[key] = path.longest_ns(count)
         return self._compute[key]
-
-    @staticmethod
-    def path_ns(path: StagePath, num_microbatches: int) -> int:
-        """Longest way through a pipeline whose messages cost nothing."""
-        longest = reached = drained = 0
-        for rank, stages in enumerate(path.ranks):  # rank r's first stage is stage r
-            early = sum(path.forward_ns[s] + path.inputs_ns[s] for s in stages)
-            work = sum(path.least_work_ns(s) for s in stages)
-            through = num_microbatches * early + drained
-            longest = max(longest, reached + max(num_microbatches * work, through))
-            reached += path.forward_ns[rank]
-            drained += (path.inputs_ns if rank else path.backward_ns)[rank]
-        return longest
 
     def work_ns(self, candidate: Candidate, path: StagePath) -> int:
         """All that a rank computes, gradients that add up included, after the way to it."""
@@ -287,7 +225,9 @@ class Bounds:
     def _played_alone(self, candidate: Candidate, path: StagePath) -> tuple[int, ...]:
         """When each rank's last pass ends, whatever the data parallelism."""
         count = candidate.num_microbatches(self.problem.training.global_batch)
-        key = (*_cut_key(candidate), candidate.schedule, candidate.pp, count, path.cuts)
+        # A message is as long as its way, which follows from how far apart pipeline ranks are.
+        far = stride_of(candidate, "pp")
+        key = (*self._cut_key(candidate), candidate.schedule, candidate.pp, far, count, path.cuts)
         if key not in self._played:
             if candidate.pp == 1:  # how gradients add up depends on the candidate
                 self._played[key] = (count * (path.forward_ns[0] + path.backward_ns[0]),)
@@ -338,6 +278,16 @@ class Bounds:
 
         return self._means.end_ns(candidate, cuts, ends_ns, left_ns)
 
+    def _cut_key(self, candidate: Candidate) -> tuple[object, ...]:
+        """What the times of units, and with pp the best cut, depend on."""
+        schedule = schedule_of(candidate.schedule)
+        return (
+            candidate.tp, tp_nodes(candidate, self.problem.devices_per_node),
+            candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
+            candidate.recompute_blocks, candidate.stages_per_rank, schedule.places_v,
+            schedule.splits_backward,
+        )  # fmt: skip
+
     def _layout(self, candidate: Candidate) -> tuple[str, int, int, int]:
         count = candidate.num_microbatches(self.problem.training.global_batch)
         return candidate.schedule, candidate.pp, count, candidate.stages_per_rank
@@ -345,7 +295,7 @@ class Bounds:
     def _work(self, candidate: Candidate, path: StagePath) -> Work:
         """All passes of the candidate, for playing its schedule."""
         cuts = path.cuts if candidate.recompute_blocks else len(path.cuts)
-        key = (*_cut_key(candidate), cuts)
+        key = (*self._cut_key(candidate), cuts)
         if key not in self._passes:
             self._passes[key] = (
                 self._pass_columns(candidate, path.cuts, _pass_floor_ns),

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from claw_plan.planner.averaging import averaging
-from claw_plan.planner.bound import Cuts
 from claw_plan.planner.bucket_plan import Cost, Gradients, Int, plan_buckets
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import lower
@@ -24,6 +23,7 @@ from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.shards import local_numel
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.profiles.units import format_ns
 from claw_plan.simulator.simulate import simulate
 

@@ -15,6 +15,9 @@ from claw_plan.profiles.errors import near_matches
 MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 ZERO = (1, 2, 3)
 
+BUCKET_BYTES = 25_000_000
+"""DistributedDataParallel's own bucket, in MB rather than MiB."""
+
 _LEAST = dict.fromkeys(
     ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "microbatch_size", "blocks_per_group"), 1
 ) | {"recompute_blocks": 0, "reshard_ranks": 0}
@@ -57,7 +60,7 @@ class Candidate:
     recompute_blocks: int = 0
     reshard_ranks: int = 0
     blocks_per_group: int = 1
-    bucket_bytes: int = 25_000_000
+    bucket_bytes: int = BUCKET_BYTES
     buckets: tuple[int, ...] = ()
     collective: str = "auto"
     codec: str = "none"
@@ -139,6 +142,15 @@ class Candidate:
         parts.append(f"microbatch {self.microbatch_size}")
         if self.buckets:
             parts.append(f"{len(self.buckets)} planned buckets")
+        elif self.bucket_bytes != BUCKET_BYTES:
+            parts.append(f"buckets of {self.bucket_bytes / 1e6:g} MB")
+        if self.collective != "auto":
+            parts.append(f"all-reduce by {self.collective}")
+        if self.codec != "none":
+            parts.append(f"gradients as {self.codec}")
+        if self.mesh_order != MESH_ORDER:
+            names = [name for name in self.mesh_order if getattr(self, name) > 1]
+            parts.append(f"mesh {'/'.join(names) or 'of one'}")
         return ", ".join(parts)
 
 
@@ -150,8 +162,6 @@ def parse_fix(text: str) -> dict[str, Any]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
             raise PlanError(f"--fix takes knob=value pairs, as in tp=2,pp=2; got {part!r}")
-        if name == "mesh_order":
-            raise PlanError("--fix: mesh_order has one value so far and cannot be pinned")
         if name == "buckets":
             raise PlanError(
                 "--fix: buckets follow from the model and its times; pin bucket_bytes, or edit "
@@ -161,8 +171,23 @@ def parse_fix(text: str) -> dict[str, Any]:
             raise PlanError(f"--fix: there is no knob {name!r}; {near_matches(name, kinds)}")
         if name in pinned:
             raise PlanError(f"--fix names {name} twice; give it one value")
-        pinned[name] = _parse_value(name, value, str(kinds[name]))
+        kind = str(kinds[name])
+        pinned[name] = (
+            _parse_order(value) if name == "mesh_order" else _parse_value(name, value, kind)
+        )
     return pinned
+
+
+def _parse_order(text: str) -> tuple[str, ...]:
+    """'dp_shard/pp/tp' to all axes; those left out are the slowest, in their usual order."""
+    named = [part.strip() for part in text.split("/")]
+    strange = next((name for name in named if name not in MESH_ORDER), None)
+    if strange is not None or len(set(named)) < len(named):
+        raise PlanError(
+            f"--fix: mesh_order names axes once each, the slowest first, as in dp_shard/pp/tp, "
+            f"of {', '.join(MESH_ORDER)}; got {text!r}"
+        )
+    return (*(name for name in MESH_ORDER if name not in named), *named)
 
 
 def _parse_value(name: str, value: str, kind: str) -> Any:

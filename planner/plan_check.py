@@ -71,10 +71,15 @@ def check_against_model(graph: ModelGraph, candidate: Candidate, plan: Plan) -> 
     if {tuple(tie.parameters) for tie in plan.tied} != tied:
         named = "; ".join(" = ".join(names) for names in sorted(tied)) or "none"
         raise PlanError(f"tied must list the model's tied parameters once each: {named}")
-    if candidate.tp > 1 and graph.tp_divides % candidate.tp:
+    if not graph.takes_tp(candidate.tp):
         raise PlanError(
             f"candidate.tp is {candidate.tp}, which does not divide {graph.tp_divides} "
             "(the common divisor of the model's head counts)"
+        )
+    if candidate.sequence_parallel and candidate.tp in graph.partial:
+        raise PlanError(
+            f"candidate.sequence_parallel needs a degree that divides {graph.tp_divides}, but "
+            f"candidate.tp is {candidate.tp}, which leaves modules of the blocks whole"
         )
     ends = {rule.modules: rule.heads for rule in plan.tensor_parallel if rule.style in STYLES}
     expected = {rule.module: rule.heads for rule in graph.vocabulary_parallel}
@@ -94,8 +99,6 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
         yield "candidate.buckets act where dp_replicate is over 1, dp_shard and pp are 1"
     if candidate.buckets and plan.training.precision != "float32":
         yield "candidate.buckets act in float32; gradients of lower precisions are sharded"
-    if candidate.mesh_order != MESH_ORDER:
-        yield f"candidate.mesh_order is {', '.join(MESH_ORDER)}; no other is executed yet"
     if (plan.training.seq_len or 1) < 1:
         yield f"training.seq_len is at least 1, but got {plan.training.seq_len}"
     yield from _mesh(plan, candidate, cluster_from_mapping(plan.cluster, f"{where}: cluster"))

@@ -32,6 +32,17 @@ TOGETHER, NEAR = {"blocks_per_group": 3}, {"dp_shard": 4, "reshard_ranks": 2}
 FIRST = FULL | {"recompute_blocks": 1}
 HALF_FIRST = HALF | {"recompute_blocks": 3}
 
+
+def _order(text: str) -> dict[str, Any]:
+    """The axes of the mesh, the slowest first."""
+    return {"mesh_order": tuple(text.split())}
+
+
+PP_INSIDE = _order("dp_replicate dp_shard cp pp tp")
+PP_BETWEEN = _order("dp_replicate pp dp_shard cp tp")
+TP_OUTSIDE = _order("tp pp dp_replicate dp_shard cp")
+TP_BETWEEN = _order("pp dp_replicate tp dp_shard cp")
+
 PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     "one": ({}, [{}, FULL | PAIRS, MIXED, HALF | CLIP, OFFLOAD, MIXED | HALF | CLIP | OFFLOAD]),
     "dp_replicate": (
@@ -77,32 +88,37 @@ PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
         [
             *({}, SP | FULL, ZERO1 | CLIP, SP | ZERO2 | HALF | CLIP, MIXED | OFFLOAD),
             *(SP | TOGETHER, SP | NEAR, NEAR | MIXED | TOGETHER | FIRST),
+            *(TP_BETWEEN | SP, TP_OUTSIDE | NEAR),
         ],
     ),
-    "pp_tp": ({"pp": 2, "tp": 2}, [{}, GPIPE | SP | FULL, SP | CLIP, HALF | OFFLOAD | CLIP]),
+    "pp_tp": (
+        {"pp": 2, "tp": 2},
+        [{}, GPIPE | SP | FULL, SP | CLIP, HALF | OFFLOAD | CLIP, TP_OUTSIDE],
+    ),
     "pp_dp_shard": (
         {"pp": 2, "dp_shard": 2},
         [
             *(ZERO1, GPIPE | FULL, {}, ZERO1 | CLIP, HALF | OFFLOAD | CLIP),
             *(TOGETHER, ZERO1 | TOGETHER | FIRST, NEAR, GPIPE | NEAR | TOGETHER | FIRST),
+            *(PP_INSIDE, PP_INSIDE | NEAR),
         ],
     ),
     "pp_dp_replicate": (
         {"pp": 2, "dp_replicate": 2},
-        [{}, GPIPE | BUCKETS, MIXED, CLIP, FULL | OFFLOAD | CLIP],
+        [{}, GPIPE | BUCKETS, MIXED, CLIP, FULL | OFFLOAD | CLIP, PP_INSIDE],
     ),
     "hsdp_tp": (
         {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
-        [SP, ZERO1 | CLIP, SP | ZERO2 | FULL | CLIP | OFFLOAD],
+        [SP, ZERO1 | CLIP, SP | ZERO2 | FULL | CLIP | OFFLOAD, TP_BETWEEN | SP],
     ),
     "pp_dp_shard_tp": (
         {"pp": 2, "dp_shard": 2, "tp": 2},
-        [SP, GPIPE, SP | ZERO1 | CLIP | HALF],
+        [SP, GPIPE, SP | ZERO1 | CLIP | HALF, TP_OUTSIDE | ZERO1, PP_INSIDE | SP],
     ),
     "pp_dp_replicate_tp": ({"pp": 2, "dp_replicate": 2, "tp": 2}, [SP, CLIP | FULL | OFFLOAD]),
     "pp_hsdp": (
         {"pp": 2, "dp_replicate": 2, "dp_shard": 2},
-        [{}, ZERO1 | CLIP | OFFLOAD, FULL | MIXED],
+        [{}, ZERO1 | CLIP | OFFLOAD, FULL | MIXED, PP_BETWEEN],
     ),
 }
 """Name -> (degrees, the ways of running them)."""
