@@ -11,7 +11,7 @@ Karimireddy et al., Error Feedback Fixes SignSGD, arXiv 1901.09847.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class ErrorFeedback:
     codec: Codec
     residual: Tensor | None = None
     """As long as the bucket, fp64 for fp64 buckets and else fp32; None before the first use."""
+    _total: Tensor | None = field(default=None, repr=False)
+    """Takes turns with the residual: memory that is new at every step is slow to get."""
 
     def encode(self, flat: Tensor) -> Tensor:
         """The codes of flat + residual; keeps what they leave out."""
@@ -45,16 +47,21 @@ class ErrorFeedback:
                 f"chunks of {list(sizes)} elements are not a bucket of {flat.numel()}"
             )
         residual = self._residual_for(flat)
-        total = residual + flat.detach().reshape(-1)
+        if self._total is None or self._total.shape != residual.shape:
+            self._total = torch.empty_like(residual)
+        total = torch.add(residual, flat.detach().reshape(-1), out=self._total)
         codes = []
         for before, rest in zip(
             residual.split(list(sizes)), total.split(list(sizes)), strict=True
         ):
             codes.append(self.codec.encode(rest))
             self.codec.subtract_sent(rest, codes[-1])
-            # Without asking the device, which would wait for it.
-            torch.where(rest.isfinite().all(), rest, before, out=rest)
-        self.residual = total
+            if rest.numel():
+                # Without asking the device, which would wait for it; one pass where isfinite()
+                # writes a mask of all elements and reads it again.
+                low, high = rest.aminmax()
+                torch.where(low.isfinite() & high.isfinite(), rest, before, out=rest)
+        self.residual, self._total = total, residual
         return codes
 
     def reset(self) -> None:
