@@ -187,6 +187,7 @@ def _assemble(
             "is outside the blocks on its first stage"
         )
     assumptions += [*_held_whole(parameters, blocks, divided), *_of_the_batch(subject)]
+    partial = divided.finding.partial
     return ModelGraph(
         name=subject.model.name,
         fingerprint=_fingerprint(subject, parameters),
@@ -194,7 +195,8 @@ def _assemble(
         buffer_bytes=sum(b.numel() * b.element_size() for b in _buffers(subject)),
         units=units,
         costs={name: tuple(each[unit] for unit in distinct) for name, each in costs.items()},
-        tensor_parallel=_rules(subject, divided, units),
+        tensor_parallel=_rules(subject, divided, units, divided.finding.rules),
+        partial={ways: _rules(subject, divided, units, some) for ways, some in partial.items()},
         vocabulary_parallel=divided.vocabulary,
         no_tensor_parallel=divided.finding.reason,
         no_sequence_parallel=divided.finding.no_sequence_parallel,
@@ -211,7 +213,10 @@ def _assemble(
 
 
 def _rules(
-    subject: Subject, divided: DividedTrace, units: Sequence[Unit]
+    subject: Subject,
+    divided: DividedTrace,
+    units: Sequence[Unit],
+    rules: Sequence[TensorParallelRule],
 ) -> tuple[TensorParallelRule, ...]:
     """The rules of the blocks, naming structures as units do."""
     now = {id(module): name for name, module in subject.module.named_modules()}
@@ -222,7 +227,7 @@ def _rules(
     found = [{structure[name] for name in names} for names in divided.finding.structures]
     return tuple(
         replace(rule, structures=tuple(sorted(set().union(*(found[i] for i in rule.structures)))))
-        for rule in divided.finding.rules
+        for rule in rules
     )
 
 
@@ -320,6 +325,7 @@ def _parameters(
     unit_of_block = {name: unit + 1 for unit, name in enumerate(subject.block_names)}
     first_names = {traced_names[i]: found[0] for i, found in names.items() if i in traced_names}
     arrivals = _arrivals(subject, recording, first_names)
+    dims, partial_dims = divided.dims, divided.partial_dims
     result = []
     for identity, found in names.items():
         used = recording.used.get(traced_names.get(identity, ""), set())
@@ -337,11 +343,18 @@ def _parameters(
                 dtype=str(tensors[identity].dtype).removeprefix("torch."),
                 trainable=tensors[identity].requires_grad,
                 units=tuple(sorted(own | shared)),
-                tp_dim=next((divided.dims[n] for n in found if n in divided.dims), None),
+                tp_dim=_divided_dim(dims, found),
+                partial_dims=tuple(
+                    (ways, _divided_dim(dims, found)) for ways, dims in partial_dims.items()
+                ),
                 arrival=next((arrivals[n] for n in found if n in arrivals), 0),
             )
         )
     return _numbered(result)
+
+
+def _divided_dim(dims: Mapping[str, int], names: Sequence[str]) -> int | None:
+    return next((dims[name] for name in names if name in dims), None)
 
 
 def _numbered(parameters: Sequence[Parameter]) -> list[Parameter]:

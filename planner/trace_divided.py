@@ -9,7 +9,7 @@ from what every rank does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,13 +36,15 @@ BATCH_SIZES = (2, 3)
 class DividedTrace:
     """What was found, the costs by variant, and the divided dimension of parameters by name.
 
-    `vocabulary` are the rules of embedding tables and heads, named from the model.
+    `partial_dims` has the divided dimensions of each degree that divides less. `vocabulary` are
+    the rules of embedding tables and heads, named from the model.
     """
 
     finding: TensorParallelFinding
     vocabulary: tuple[TensorParallelRule, ...] = ()
     costs: dict[str, list[UnitCost]] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
+    partial_dims: dict[int, dict[str, int]] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
 
 
@@ -77,7 +79,7 @@ def trace_divided(subject: Subject) -> DividedTrace:
 
 
 def _without_rules(error: Exception) -> dict[str, Any]:
-    return {"rules": (), "tp_divides": 1, "reason": str(error)}
+    return {"rules": (), "tp_divides": 1, "partial": {}, "reason": str(error)}
 
 
 def _traced(
@@ -103,6 +105,13 @@ def _traced(
             costs[SEQUENCE] = _costs(subject, rules, degrees[:2], inexact, sequence=True)
         except (PlanError, TraceError) as error:
             finding = replace(finding, no_sequence_parallel=str(error))
+    partial: dict[int, _Rules] = {}
+    for degree in finding.partial:
+        some = _Rules(blocks=finding.by_block(degree), vocabulary=vocabulary.rules)
+        with suppress(PlanError, TraceError):  # a degree that does not run is not offered
+            costs[f"{TENSOR}@{degree}"] = _costs(subject, some, [degree], inexact)
+            partial[degree] = some
+    finding = replace(finding, partial={degree: finding.partial[degree] for degree in partial})
     assumptions = [
         f"under tensor parallelism exact at degree {degree} only: {name}"
         for name, degree in sorted(inexact.items())[:1]
@@ -116,6 +125,7 @@ def _traced(
         vocabulary=vocabulary.rules,
         costs=costs,
         dims=_dims(subject, rules, names),
+        partial_dims={degree: _dims(subject, some, names) for degree, some in partial.items()},
         assumptions=tuple(assumptions),
     )
 
