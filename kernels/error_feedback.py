@@ -47,9 +47,10 @@ class ErrorFeedback:
                 f"chunks of {list(sizes)} elements are not a bucket of {flat.numel()}"
             )
         residual = self._residual_for(flat)
-        if self._total is None or self._total.shape != residual.shape:
-            self._total = torch.empty_like(residual)
-        total = torch.add(residual, flat.detach().reshape(-1), out=self._total)
+        total = self._total
+        if total is None or (total.shape, total.dtype) != (residual.shape, residual.dtype):
+            total = torch.empty_like(residual)
+        torch.add(residual, flat.detach().reshape(-1), out=total)
         codes = []
         for before, rest in zip(
             residual.split(list(sizes)), total.split(list(sizes)), strict=True
@@ -70,7 +71,7 @@ class ErrorFeedback:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What must be saved, on this rank, to go on exactly."""
-        return {} if self.residual is None else {"residual": self.residual}
+        return {} if self.residual is None else {"residual": self.residual.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes up what `state_dict` gave."""
