@@ -8,7 +8,7 @@ bits differ. Sums are made in the tensor's dtype, as NCCL's and gloo's are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -31,6 +31,9 @@ NATIVE = "native"
 
 NAMES = (*ALGORITHMS, NATIVE)
 
+Exchange = Callable[[Sequence[Tensor], int, Sequence[Tensor], int, dist.ProcessGroup], None]
+"""What `exchange` is, and what can stand in its place."""
+
 
 def flat_nodes(group: dist.ProcessGroup) -> Nodes:
     """All ranks of the group as one node, in their order."""
@@ -38,17 +41,23 @@ def flat_nodes(group: dist.ProcessGroup) -> Nodes:
 
 
 def all_reduce(
-    flat: Tensor, group: dist.ProcessGroup, algorithm: str, nodes: Nodes | None = None
+    flat: Tensor,
+    group: dist.ProcessGroup,
+    algorithm: str,
+    nodes: Nodes | None = None,
+    carry: Exchange | None = None,
 ) -> None:
     """Replaces `flat`, contiguous and of one dimension, by the sum over the group's ranks.
 
-    `nodes` are group ranks by node; None takes all as one node.
+    `nodes` are group ranks by node; None takes all as one node. `carry` moves messages instead of
+    `exchange`, but none of the backend's own.
     """
     if algorithm == NATIVE:
         dist.all_reduce(flat, group=group)
         return
     schedule = schedule_of(algorithm, group.rank(), nodes or flat_nodes(group))
-    run_steps(flat, schedule.all_reduce, even_bounds(flat.numel(), schedule.chunks), group)
+    bounds = even_bounds(flat.numel(), schedule.chunks)
+    run_steps(flat, schedule.all_reduce, bounds, group, carry or exchange)
 
 
 def reduce_scatter(
@@ -121,25 +130,29 @@ def all_to_all(
     found[place] = parts[place]
     for turn in range(1, count):
         target, source = (place + turn) % count, (place - turn) % count
-        exchange(parts[target], members[target], found[source], members[source], group)
+        exchange([parts[target]], members[target], [found[source]], members[source], group)
     return found
 
 
 def exchange(
-    sent: Tensor | None,
+    sent: Sequence[Tensor],
     target: int,
-    received: Tensor | None,
+    received: Sequence[Tensor],
     source: int,
     group: dist.ProcessGroup,
 ) -> None:
-    """One message out and one in at once; none where the tensor is None or empty."""
-    works = []
-    if sent is not None and sent.numel():
-        works.append(dist.P2POp(dist.isend, sent, group=group, group_peer=target))
-    if received is not None and received.numel():
-        works.append(dist.P2POp(dist.irecv, received, group=group, group_peer=source))
-    if works:
-        for work in dist.batch_isend_irecv(works):
+    """Messages to one rank and from one, all at once; empty tensors are left out by both ends."""
+    operations = [
+        dist.P2POp(dist.isend, message, group=group, group_peer=target)
+        for message in sent
+        if message.numel()
+    ] + [
+        dist.P2POp(dist.irecv, message, group=group, group_peer=source)
+        for message in received
+        if message.numel()
+    ]
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
             work.wait()
 
 
@@ -148,20 +161,23 @@ def even_bounds(numel: int, parts: int) -> list[int]:
     return [numel * part // parts for part in range(parts + 1)]
 
 
-def run_steps(flat: Tensor, steps: Steps, bounds: Sequence[int], group: dist.ProcessGroup) -> None:
+def run_steps(
+    flat: Tensor,
+    steps: Steps,
+    bounds: Sequence[int],
+    group: dist.ProcessGroup,
+    carry: Exchange = exchange,
+) -> None:
     """The rounds of this rank on the chunks that `bounds` cut `flat` into."""
     added = [bounds[s.receives[1]] - bounds[s.receives[0]] for s in steps if s and s.adds]
     scratch = flat.new_empty(max(added, default=0))
     for step in steps:
         if step is None:
             continue
-        sent = flat[bounds[step.sends[0]] : bounds[step.sends[1]]] if step.target >= 0 else None
-        if step.source < 0:
-            exchange(sent, step.target, None, step.source, group)
-            continue
         place = flat[bounds[step.receives[0]] : bounds[step.receives[1]]]
         came = scratch[: len(place)] if step.adds else place
-        exchange(sent, step.target, came, step.source, group)
+        sent = flat[bounds[step.sends[0]] : bounds[step.sends[1]]]
+        carry([sent], step.target, [came], step.source, group)
         if step.adds:
             place.add_(came)
 

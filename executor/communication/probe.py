@@ -15,17 +15,16 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from claw_plan.executor.benchmark_gloo import fit_line
 from claw_plan.executor.communication.algorithms import exchange
 from claw_plan.executor.communication.group import CollectiveGroup
+from claw_plan.executor.errors import ExecutionError
 from claw_plan.profiles.collective_algorithms import Hop, Links
 from claw_plan.profiles.units import MIB, NS_PER_S
 
 SIZES = (1 << 10, 1 << 16, 1 << 18, MIB)
 REPEATS = 4
 """Rounds in a row: they begin with one another, so that one start's skew counts a fourth."""
-
-LEAST_LATENCY_NS = 100.0
-"""Where noise would make it negative: no message takes less."""
 
 
 def probe_links(group: CollectiveGroup, sizes: Sequence[int] = SIZES) -> Links:
@@ -42,7 +41,9 @@ def probe_links(group: CollectiveGroup, sizes: Sequence[int] = SIZES) -> Links:
         intra = _hop(group, node, sizes)
     if len(leaders) > 1:
         inter = _hop(group, leaders if rank in leaders else (), sizes)
-    known = intra or inter or Hop(latency_ns=LEAST_LATENCY_NS, bytes_per_s=float(1 << 40))
+    known = intra or inter
+    if known is None:
+        raise ExecutionError("a group of one rank has no links to measure")
     return Links(intra=intra or known, inter=inter or known)
 
 
@@ -66,23 +67,6 @@ def probe_pairs(group: CollectiveGroup, size_bytes: int = MIB) -> list[list[floa
     return torch.maximum(found, found.T).tolist()
 
 
-def fit_hop(sizes: Sequence[int], seconds: Sequence[float]) -> Hop:
-    """The line through (bytes, seconds) of least squares of relative errors.
-
-    Relative, so that the short messages, which alone show the latency, weigh as much.
-    """
-    weights = [1 / spent for spent in seconds]
-    design = torch.tensor(
-        [[weight, size * weight] for size, weight in zip(sizes, weights, strict=True)],
-        dtype=torch.float64,
-    )
-    ones = torch.ones(len(sizes), 1, dtype=torch.float64)
-    latency_s, s_per_byte = torch.linalg.lstsq(design, ones).solution.flatten().tolist()
-    if s_per_byte <= 0:  # noise alone: the largest message says the rate
-        s_per_byte = seconds[-1] / sizes[-1]
-    return Hop(latency_ns=max(LEAST_LATENCY_NS, latency_s * NS_PER_S), bytes_per_s=1 / s_per_byte)
-
-
 def _hop(group: CollectiveGroup, ring: Sequence[int], sizes: Sequence[int]) -> Hop:
     """Of the slowest ring, for all ranks; a rank in none only listens to the result."""
     rank = group.process_group.rank()
@@ -93,7 +77,9 @@ def _hop(group: CollectiveGroup, ring: Sequence[int], sizes: Sequence[int]) -> H
     seconds = [_round_s(group, _message(group, size, target, source)) for size in sizes]
     slowest = torch.tensor(seconds, dtype=torch.float64, device=group.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group.process_group)
-    return fit_hop(sizes, slowest.tolist())
+    times_ns = [spent * NS_PER_S for spent in slowest.tolist()]
+    latency_ns, bytes_per_s = fit_line(zip(sizes, times_ns, strict=True))
+    return Hop(latency_ns=latency_ns, bytes_per_s=bytes_per_s)
 
 
 def _message(
@@ -104,7 +90,7 @@ def _message(
         return lambda: None
     sent = torch.zeros(size_bytes, dtype=torch.uint8, device=group.device)
     came = torch.empty_like(sent)
-    return partial(exchange, sent, target, came, source, group.process_group)
+    return partial(exchange, [sent], target, [came], source, group.process_group)
 
 
 def _round_s(group: CollectiveGroup, call: Callable[[], None]) -> float:
