@@ -25,12 +25,12 @@ from functools import partial
 from pathlib import Path
 
 from claw_plan.planner.graph import ModelGraph
-from claw_plan.planner.mixed_cut import arrangements
-from claw_plan.planner.mixed_kinds import MixedProblem, kinds_of
-from claw_plan.planner.mixed_plan import MixedCandidate
-from claw_plan.planner.mixed_score import MixedScorer
-from claw_plan.planner.mixed_search import search_mixed
-from claw_plan.planner.mixed_space import MixedSpace, Way
+from claw_plan.planner.mixed.cut import arrangements
+from claw_plan.planner.mixed.kinds import MixedProblem, kinds_of
+from claw_plan.planner.mixed.plan import MixedCandidate
+from claw_plan.planner.mixed.score import MixedScorer
+from claw_plan.planner.mixed.search import search_mixed
+from claw_plan.planner.mixed.space import MixedSpace, Way
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.shards import ShardSizes

@@ -27,7 +27,6 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from claw_plan.planner.bound import Cuts
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.members import divisors
@@ -38,6 +37,7 @@ from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import may_be_cut_otherwise, search_space
 from claw_plan.planner.space import Space
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.planner.supported import OFFLOAD, RECOMPUTE, refusal
 from claw_plan.planner.trace import trace
 from claw_plan.profiles.cluster_file import load_cluster

@@ -92,7 +92,7 @@ def _make_plan(
     """Plans; `folder` is where the plan will lie, since it names the model relative to itself."""
     pinned = parse_fix(settings.pop("fix"))
     progress("loading", 0.0)
-    from claw_plan.planner.mixed_result import plan_request
+    from claw_plan.planner.mixed.result import plan_request
     from claw_plan.planner.planning import PlanningRequest
 
     return plan_request(
@@ -139,7 +139,7 @@ def simulate(plan_file: Path, profile: Path | None, trace: Path | None, as_json:
     check_can_write(trace, inputs=(plan_file, profile))
     with stdout_kept_clean(), ProgressBar() as progress:
         progress("loading", 0.0)
-        from claw_plan.planner.mixed_result import simulate_file
+        from claw_plan.planner.mixed.result import simulate_file
 
         scored = simulate_file(plan_file, profile)
     _write_trace(scored, trace, plan_file.name)

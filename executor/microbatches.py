@@ -8,7 +8,7 @@ whole and are scattered once a step, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -16,6 +16,7 @@ import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.pipeline import Recorded
 from claw_plan.planner.model_source import Batch
@@ -26,12 +27,20 @@ ShareOfLoss = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 def replicate(
-    module: nn.Module, mesh: Mesh, bucket_bytes: int, *, finds_unreached: bool
+    module: nn.Module,
+    mesh: Mesh,
+    bucket_bytes: int,
+    *,
+    buckets: Sequence[int] = (),
+    finds_unreached: bool,
 ) -> nn.Module:
     """The module whose replicas' gradients meet during backward, in buckets.
 
-    With `finds_unreached` it looks in each backward which parameters get no gradient.
+    `buckets` are numbers of parameters where the plan says which share one. With
+    `finds_unreached` it looks in each backward which parameters get no gradient.
     """
+    if buckets:
+        return Replicas(module, mesh.group("dp_replicate"), buckets, may_miss=finds_unreached)
     return DistributedDataParallel(
         module,
         process_group=mesh.group("dp_replicate"),
@@ -74,6 +83,6 @@ def _say_to_shards(module: FSDPModule, zero: int, *, is_last: bool) -> None:
 
 
 def _without_sync(module: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-    if is_last or not isinstance(module, DistributedDataParallel):
+    if is_last or not isinstance(module, DistributedDataParallel | Replicas):
         return nullcontext()
     return module.no_sync()

@@ -264,6 +264,7 @@ def _make_accumulation(compiled: ParallelModel, *, replicates: bool) -> None:
             compiled.module,
             compiled.mesh,
             knobs.bucket_bytes,
+            buckets=knobs.buckets,
             finds_unreached=bool(compiled.unreached),
         )
     compiled.schedule = partial(

@@ -93,7 +93,7 @@ def tensor_parallel_refusal(graph: ModelGraph, ranks: int) -> str:
     """Why the model's weights cannot be divided over so many ranks; empty when they can."""
     if graph.no_tensor_parallel:
         return graph.no_tensor_parallel
-    if graph.tp_divides % ranks:
+    if not graph.takes_tp(ranks):
         return f"the model's heads divide by {graph.tp_divides} at most"
     return ""
 

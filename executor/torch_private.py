@@ -136,6 +136,11 @@ def own_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(chunk.offsets), tuple(chunk.sizes)
 
 
+def after_backward(call: Callable[[], None]) -> None:
+    """Runs the call when the backward that runs now has ended, in its thread."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+
+
 @contextmanager
 def watch_dispatched(
     names: Mapping[str, str], saw: Callable[[str, Sequence[Any]], None]

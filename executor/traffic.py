@@ -59,9 +59,13 @@ class TrafficCounter:
         self._counts: dict[Kind, list[int]] = {}
         self._kinds: dict[tuple[str, str], list[int]] = {}
 
+    def seen(self) -> dict[Kind, Moved]:
+        """What was counted since it was last taken."""
+        return {kind: Moved(*amounts) for kind, amounts in self._counts.items()}
+
     def take(self) -> dict[Kind, Moved]:
         """What was counted since it was last asked."""
-        taken = {kind: Moved(*amounts) for kind, amounts in self._counts.items()}
+        taken = self.seen()
         self._counts, self._kinds = {}, {}
         return taken
 

@@ -1,4 +1,7 @@
-"""Tensor arithmetic on the wire and in the optimizer: codecs, quantised blocks, erasure coding.
+"""Tensor arithmetic on the wire and in the optimizer.
 
-Nothing stands here yet; the room is kept because plans already name a codec (`none`).
+Begin with codec.py: flat gradients to bytes and back. Each codec is written once, over a few
+primitive passes (signs to bits, blocks to small numbers), and those exist three times: in plain
+torch (reference.py, the definition), compiled for the CPU (compiled.py) and for GPUs
+(triton_kernels.py). Tests hold that the three agree.
 """

@@ -13,13 +13,13 @@ from itertools import pairwise
 from typing import Any
 
 from claw_plan.planner.baselines.setting import NODE, REST, Setting
-from claw_plan.planner.bound import Cuts
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.members import divisors
 from claw_plan.planner.pinned import MOST_MICROBATCHES
 from claw_plan.planner.schedules import schedule_refusal
 from claw_plan.planner.score import Scored, Scorer
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.planner.supported import refusal
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.units import format_bytes
@@ -211,7 +211,7 @@ def _candidate(knobs: Mapping[str, Any]) -> Candidate:
 
 def _check_model(setting: Setting, knobs: Mapping[str, Any], scorer: Scorer) -> None:
     graph, tp = scorer.problem.graph, knobs["tp"]
-    if tp > 1 and (graph.no_tensor_parallel or graph.tp_divides % tp):
+    if tp > 1 and (graph.no_tensor_parallel or not graph.takes_tp(tp)):
         why = graph.no_tensor_parallel or f"the model's heads divide by {graph.tp_divides} only"
         raise PlanError(f"{setting.place('tp')}: {why}")
     stages = knobs["pp"] * knobs["stages_per_rank"]

@@ -17,49 +17,27 @@ Rounded down, so that no bound ever exceeds its simulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 
 from claw_plan.planner.actions import KINDS
+from claw_plan.planner.averaging_bound import AveragingBounds
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import DataBounds, floor_ns
 from claw_plan.planner.pass_time import PassTime
 from claw_plan.planner.pipeline_bound import even_cuts
-from claw_plan.planner.placement import crosses_node
+from claw_plan.planner.placement import crosses_node, stride_of, tp_nodes
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedule_bound import NOTHING, Work, play
 from claw_plan.planner.schedules import rank_of_stage, schedule_of, stages_of_rank
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.stage_cut import Fits, cut_chain
+from claw_plan.planner.stage_path import Cuts, StagePath
 from claw_plan.planner.unit_times import UnitTimes, pass_floor_ns
 from claw_plan.simulator.task_graph import Int
-
-Cuts = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePath:
-    """Per stage: forward and backward (recompute included) on idle links.
-
-    `inputs_ns` and `weights_ns` are the two parts of the backward where the schedule runs it in
-    two, else all of it and nothing; the stage before waits for the first. `ranks` are the stages
-    of each rank.
-    """
-
-    cuts: Cuts
-    forward_ns: tuple[int, ...]
-    backward_ns: tuple[int, ...]
-    inputs_ns: tuple[int, ...]
-    weights_ns: tuple[int, ...]
-    ranks: tuple[tuple[int, ...], ...]
-
-    def least_work_ns(self, stage: int) -> int:
-        """A microbatch's forward and backward, whole or in parts."""
-        parts_ns = self.inputs_ns[stage] + self.weights_ns[stage]
-        return self.forward_ns[stage] + min(self.backward_ns[stage], parts_ns)
 
 
 def _columns(stages: int, *, recomputes: bool) -> Int:
@@ -75,16 +53,6 @@ def _columns(stages: int, *, recomputes: bool) -> Int:
     return column
 
 
-def _cut_key(candidate: Candidate) -> tuple[object, ...]:
-    """What the times of units, and with pp the best cut, depend on."""
-    schedule = schedule_of(candidate.schedule)
-    return (
-        candidate.tp, candidate.sequence_parallel, candidate.microbatch_size,
-        candidate.recompute, candidate.recompute_blocks, candidate.stages_per_rank,
-        schedule.places_v, schedule.splits_backward,
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Bounds:
     """Bounds of one problem's candidates, with what they share kept."""
@@ -98,14 +66,16 @@ class Bounds:
     _passes: dict[tuple[object, ...], tuple[Int, Int, Int]] = field(default_factory=dict)
     times: UnitTimes = field(init=False)
     _data: DataBounds = field(init=False)
+    _means: AveragingBounds = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", UnitTimes(self.problem))
         object.__setattr__(self, "_data", DataBounds(self.problem, self.shards))
+        object.__setattr__(self, "_means", AveragingBounds(self.problem, self.shards))
 
     def stage_path(self, candidate: Candidate, fits: Fits | None = None) -> StagePath | None:
         """The best cut and its stage times; None when the chain cannot be cut so often."""
-        key = (*_cut_key(candidate), candidate.pp)
+        key = (*self._cut_key(candidate), candidate.pp)
         if fits is None and key in self._paths:
             return self._paths[key]
         path = self._cut(candidate, fits)
@@ -166,7 +136,7 @@ class Bounds:
 
     def even_ns(self, candidate: Candidate) -> int:
         """The crudest path bound: stages as equal as no cut can make them."""
-        key = _cut_key(candidate)
+        key = self._cut_key(candidate)
         if key not in self._totals:
             times = self.times.floors(candidate)
             self._totals[key] = sum(
@@ -185,23 +155,10 @@ class Bounds:
         path = self.stage_path(candidate)
         assert path is not None, "the space has no more stages than there are cuts"
         count = candidate.num_microbatches(self.problem.training.global_batch)
-        key = (*_cut_key(candidate), candidate.pp, count)
+        key = (*self._cut_key(candidate), candidate.pp, count)
         if key not in self._compute:
-            self._compute[key] = self.path_ns(path, count)
+            self._compute[key] = path.longest_ns(count)
         return self._compute[key]
-
-    @staticmethod
-    def path_ns(path: StagePath, num_microbatches: int) -> int:
-        """Longest way through a pipeline whose messages cost nothing."""
-        longest = reached = drained = 0
-        for rank, stages in enumerate(path.ranks):  # rank r's first stage is stage r
-            early = sum(path.forward_ns[s] + path.inputs_ns[s] for s in stages)
-            work = sum(path.least_work_ns(s) for s in stages)
-            through = num_microbatches * early + drained
-            longest = max(longest, reached + max(num_microbatches * work, through))
-            reached += path.forward_ns[rank]
-            drained += (path.inputs_ns if rank else path.backward_ns)[rank]
-        return longest
 
     def work_ns(self, candidate: Candidate, path: StagePath) -> int:
         """All that a rank computes, gradients that add up included, after the way to it."""
@@ -224,7 +181,9 @@ class Bounds:
     def _played_alone(self, candidate: Candidate, path: StagePath) -> tuple[int, ...]:
         """When each rank's last pass ends, whatever the data parallelism."""
         count = candidate.num_microbatches(self.problem.training.global_batch)
-        key = (*_cut_key(candidate), candidate.schedule, candidate.pp, count, path.cuts)
+        # A message is as long as its way, which follows from how far apart pipeline ranks are.
+        far = stride_of(candidate, "pp")
+        key = (*self._cut_key(candidate), candidate.schedule, candidate.pp, far, count, path.cuts)
         if key not in self._played:
             if candidate.pp == 1:  # how gradients add up depends on the candidate
                 self._played[key] = (count * (path.forward_ns[0] + path.backward_ns[0]),)
@@ -244,8 +203,9 @@ class Bounds:
                 sum(traffic[stage].gather_ns for stage in stages),
                 sum(traffic[stage].reduce_ns for stage in stages),
             )
+            averaged_ns = self._averaged_ns(candidate, path, stages, ends_ns[rank])
             steps = sum(data.optimizer_ns(candidate, *path.cuts[stage]) for stage in stages)
-            longest = max(longest, max(streams_ns) + steps)
+            longest = max(longest, max(averaged_ns, *streams_ns) + steps)
         return longest + self.problem.step_overhead_ns()
 
     def candidate_ns(self, candidate: Candidate, path: StagePath) -> int:
@@ -255,12 +215,34 @@ class Bounds:
         played = play(self._layout(candidate), self._work(candidate, path), traffic)
         longest = 0
         for rank, stages in enumerate(path.ranks):
-            ends = played.end_ns[rank]
+            ends = self._averaged_ns(candidate, path, stages, played.end_ns[rank])
             for stage in sorted(stages):
                 ends = max(ends, played.reduced_ns[stage])
                 ends += data.optimizer_ns(candidate, *path.cuts[stage])
             longest = max(longest, ends)
         return longest + self.problem.step_overhead_ns()
+
+    def _averaged_ns(
+        self, candidate: Candidate, path: StagePath, stages: Sequence[int], ends_ns: int
+    ) -> int:
+        """When a rank whose last pass ends then has its mean gradients."""
+        cuts = tuple(path.cuts[stage] for stage in stages)
+
+        def left_ns(unit: int) -> int:
+            backward_ns = sum(times[1] for times in self.unit_times(candidate)[:unit])
+            return backward_ns + self._data.accumulate_ns(candidate, *cuts[0])
+
+        return self._means.end_ns(candidate, cuts, ends_ns, left_ns)
+
+    def _cut_key(self, candidate: Candidate) -> tuple[object, ...]:
+        """What the times of units, and with pp the best cut, depend on."""
+        schedule = schedule_of(candidate.schedule)
+        return (
+            candidate.tp, tp_nodes(candidate, self.problem.devices_per_node),
+            candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
+            candidate.recompute_blocks, candidate.stages_per_rank, schedule.places_v,
+            schedule.splits_backward,
+        )  # fmt: skip
 
     def _layout(self, candidate: Candidate) -> tuple[str, int, int, int]:
         count = candidate.num_microbatches(self.problem.training.global_batch)
@@ -269,7 +251,7 @@ class Bounds:
     def _work(self, candidate: Candidate, path: StagePath) -> Work:
         """All passes of the candidate, for playing its schedule."""
         cuts = path.cuts if candidate.recompute_blocks else len(path.cuts)
-        key = (*_cut_key(candidate), cuts)
+        key = (*self._cut_key(candidate), cuts)
         if key not in self._passes:
             self._passes[key] = (
                 self._pass_columns(candidate, path.cuts, pass_floor_ns),

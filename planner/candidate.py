@@ -15,6 +15,9 @@ from claw_plan.profiles.errors import near_matches
 MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 ZERO = (1, 2, 3)
 
+BUCKET_BYTES = 25_000_000
+"""DistributedDataParallel's own bucket, in MB rather than MiB."""
+
 _LEAST = dict.fromkeys(
     ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "microbatch_size", "blocks_per_group"), 1
 ) | {"recompute_blocks": 0, "reshard_ranks": 0}
@@ -37,7 +40,8 @@ class Candidate:
     are gathered, freed and reduced together.
     `ep` ranks, taken from cp, dp and tp, share experts, each expert divided over `etp` of them.
     `bucket_bytes` is the size of one gradient all-reduce where dp_replicate works without
-    sharding. `mesh_order` names the axes from the slowest to the fastest over the devices.
+    sharding; `buckets` says instead how many parameters each holds, from the model's last to its
+    first. `mesh_order` names the axes from the slowest to the fastest over the devices.
     """
 
     pp: int = 1
@@ -56,7 +60,8 @@ class Candidate:
     recompute_blocks: int = 0
     reshard_ranks: int = 0
     blocks_per_group: int = 1
-    bucket_bytes: int = 25_000_000
+    bucket_bytes: int = BUCKET_BYTES
+    buckets: tuple[int, ...] = ()
     collective: str = "auto"
     codec: str = "none"
     offload: str = "none"
@@ -67,6 +72,8 @@ class Candidate:
             if getattr(self, name) < least:
                 value = getattr(self, name)
                 raise PlanError(f"{name} is at least {least}, but got {name}={value}")
+        if any(size < 1 for size in self.buckets):
+            raise PlanError(f"buckets hold at least 1 parameter each, but got {self.buckets=}")
         if self.zero not in ZERO:
             raise PlanError(f"zero is 1, 2 or 3, but got zero={self.zero}")
         if sorted(self.mesh_order) != sorted(MESH_ORDER):
@@ -81,6 +88,11 @@ class Candidate:
     def shard_ranks(self) -> int:
         """Ranks over which dp_shard's states are cut: those of cp hold the same parameters."""
         return self.dp_shard * self.cp
+
+    @property
+    def reduces_in_backward(self) -> bool:
+        """Whether replicas' gradients meet in buckets while the last backward runs."""
+        return self.dp_replicate > 1 and self.dp_shard == 1 and self.pp == 1
 
     @property
     def num_devices(self) -> int:
@@ -128,6 +140,17 @@ class Candidate:
             blocks = f" of {self.recompute_blocks} blocks" * bool(self.recompute_blocks)
             parts.append(f"recompute {self.recompute}{blocks}")
         parts.append(f"microbatch {self.microbatch_size}")
+        if self.buckets:
+            parts.append(f"{len(self.buckets)} planned buckets")
+        elif self.bucket_bytes != BUCKET_BYTES:
+            parts.append(f"buckets of {self.bucket_bytes / 1e6:g} MB")
+        if self.collective != "auto":
+            parts.append(f"all-reduce by {self.collective}")
+        if self.codec != "none":
+            parts.append(f"gradients as {self.codec}")
+        if self.mesh_order != MESH_ORDER:
+            names = [name for name in self.mesh_order if getattr(self, name) > 1]
+            parts.append(f"mesh {'/'.join(names) or 'of one'}")
         return ", ".join(parts)
 
 
@@ -139,14 +162,32 @@ def parse_fix(text: str) -> dict[str, Any]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
             raise PlanError(f"--fix takes knob=value pairs, as in tp=2,pp=2; got {part!r}")
-        if name == "mesh_order":
-            raise PlanError("--fix: mesh_order has one value so far and cannot be pinned")
+        if name == "buckets":
+            raise PlanError(
+                "--fix: buckets follow from the model and its times; pin bucket_bytes, or edit "
+                "candidate.buckets of a plan"
+            )
         if name not in kinds:
             raise PlanError(f"--fix: there is no knob {name!r}; {near_matches(name, kinds)}")
         if name in pinned:
             raise PlanError(f"--fix names {name} twice; give it one value")
-        pinned[name] = _parse_value(name, value, str(kinds[name]))
+        kind = str(kinds[name])
+        pinned[name] = (
+            _parse_order(value) if name == "mesh_order" else _parse_value(name, value, kind)
+        )
     return pinned
+
+
+def _parse_order(text: str) -> tuple[str, ...]:
+    """'dp_shard/pp/tp' to all axes; those left out are the slowest, in their usual order."""
+    named = [part.strip() for part in text.split("/")]
+    strange = next((name for name in named if name not in MESH_ORDER), None)
+    if strange is not None or len(set(named)) < len(named):
+        raise PlanError(
+            f"--fix: mesh_order names axes once each, the slowest first, as in dp_shard/pp/tp, "
+            f"of {', '.join(MESH_ORDER)}; got {text!r}"
+        )
+    return (*(name for name in MESH_ORDER if name not in named), *named)
 
 
 def _parse_value(name: str, value: str, kind: str) -> Any:

@@ -1,8 +1,8 @@
 """What data parallelism and the optimizer certainly add to a stage's step, on idle links.
 
 Lower bounds of what `lower_data.Sharded` lays out: a gather before the first pass, reductions
-after the last one, the whole of each stream. A trainer that keeps whole parameters
-(`lower_zero.CopiedParameters`) and replicas without shards in fp32 (`lower_data.Whole`) count
+after the last one, the whole of each stream. What replicas without shards average is
+`averaging_bound`'s; a trainer that keeps whole parameters (`lower_zero.CopiedParameters`) counts
 with nothing.
 """
 

@@ -97,7 +97,8 @@ class Parameter:
     """One parameter, ties counted once under the first of its names.
 
     `names` are all fully qualified names that hold it; `units` the indices of units that use it;
-    `tp_dim` the dimension tensor parallelism divides, None where every rank holds the whole.
+    `tp_dim` the dimension tensor parallelism divides, None where every rank holds the whole;
+    `partial_dims` say otherwise for some degrees, as (degree, dimension or None).
     `is_expert` where expert parallelism divides it: its replicas are fewer than others'.
     `arrival` orders the parameters of a unit by when the backward completes their gradients.
     """
@@ -110,6 +111,14 @@ class Parameter:
     tp_dim: int | None = None
     is_expert: bool = False
     arrival: int = 0
+    partial_dims: tuple[tuple[int, int | None], ...] = ()
+
+    def dim_at(self, tp: int) -> int | None:
+        """The dimension that tensor parallelism of that degree divides."""
+        for degree, dim in self.partial_dims:
+            if degree == tp:
+                return dim
+        return self.tp_dim
 
     @property
     def name(self) -> str:
@@ -164,8 +173,9 @@ class ModelGraph:
 
     `costs[variant][structure]` is a UnitCost; `tensor` and `sequence` are absent when no
     tensor-parallel pair was found, with the reason in `no_tensor_parallel`. `tp_divides` is the
-    number every degree must divide. `cut_refused` maps a unit index to the reason why no
-    pipeline cut may lie before it. `seq_len` is None for models without a sequence.
+    number every degree must divide, but for those of `partial`, at which only these rules apply
+    and `costs` of the variant 'tensor@degree' hold. `cut_refused` maps a unit index to the reason
+    why no pipeline cut may lie before it. `seq_len` is None for models without a sequence.
     `launches_per_op` is how many kernels the host launches for one that was traced: 1, unless the
     trace stands for a program that it leaves small kernels out of. `assumptions` are sentences
     the report prints.
@@ -182,6 +192,7 @@ class ModelGraph:
     no_tensor_parallel: str = ""
     no_sequence_parallel: str = ""
     tp_divides: int = 1
+    partial: Mapping[int, tuple[TensorParallelRule, ...]] = field(default_factory=dict)
     cut_refused: Mapping[int, str] = field(default_factory=dict)
     seq_len: int | None = None
     dtype: str = "float32"
@@ -199,9 +210,21 @@ class ModelGraph:
         """The units between prologue and epilogue."""
         return self.units[1:-1]
 
-    def cost(self, unit: int, variant: str = PLAIN) -> UnitCost:
-        """The cost of the unit of that index."""
-        return self.costs[variant][self.units[unit].structure]
+    def cost(self, unit: int, variant: str = PLAIN, tp: int = 1) -> UnitCost:
+        """The cost of the unit of that index; `tp` tells where a degree has costs of its own."""
+        return self.costs_at(variant, tp)[self.units[unit].structure]
+
+    def costs_at(self, variant: str, tp: int) -> tuple[UnitCost, ...]:
+        """The costs of all structures at a tensor-parallel degree."""
+        return self.costs[f"{variant}@{tp}" if tp in self.partial else variant]
+
+    def rules_at(self, tp: int) -> tuple[TensorParallelRule, ...]:
+        """What is divided in the blocks at that degree."""
+        return self.partial.get(tp, self.tensor_parallel)
+
+    def takes_tp(self, tp: int) -> bool:
+        """Whether tensor parallelism of that degree divides anything."""
+        return tp == 1 or tp in self.partial or self.tp_divides % tp == 0
 
     def flops(self, batch: int) -> tuple[int, int]:
         """Forward and backward operations of the whole model for `batch` samples."""

@@ -44,7 +44,7 @@ class GroupBounds:
         self._is_recomputed = table.recompute != RECOMPUTE.index("none")
         self._times_rows, self._times = numbered(
             table.tp, table.sequence_parallel, table.microbatch_size, table.recompute,
-            (self._splits & ~self._is_recomputed).astype(np.int64),
+            (self._splits & ~self._is_recomputed).astype(np.int64), table.tp_nodes,
         )  # fmt: skip
         self._held_rows, self._held = numbered(
             table.tp, table.sequence_parallel, table.microbatch_size, table.recompute
@@ -227,7 +227,8 @@ class GroupBounds:
         """One parameter of each kind, and how many each unit is the first to use."""
         found: dict[tuple[object, ...], tuple[Parameter, Int]] = {}
         for parameter in self._problem.graph.parameters:
-            key = parameter.shape, parameter.tp_dim, parameter.trainable, parameter.is_expert
+            divided = parameter.tp_dim, parameter.partial_dims
+            key = parameter.shape, divided, parameter.trainable, parameter.is_expert
             if key not in found:
                 found[key] = parameter, np.zeros(len(self._problem.graph.units), np.int64)
             found[key][1][min(parameter.units, default=0)] += 1

@@ -39,8 +39,9 @@ class Group:
 class GroupTable:
     """One row a group, or with SOME blocks run again several groups, told apart when needed.
 
-    `schedule` and `recompute` index SCHEDULE_NAMES and RECOMPUTE. `size` is the number of
-    candidates of the row.
+    `schedule` and `recompute` index SCHEDULE_NAMES and RECOMPUTE, `order` the mesh orders of the
+    space, in which tensor-parallel groups span `tp_nodes`. `size` is the number of candidates of
+    the row.
     """
 
     pp: Int
@@ -50,6 +51,8 @@ class GroupTable:
     microbatches: Int
     schedule: Int
     stages_per_rank: Int
+    order: Int
+    tp_nodes: Int
     size: Int
     recompute: Int
     recompute_blocks: Int
@@ -63,7 +66,9 @@ class GroupTable:
         """Devices that each group uses."""
         return self.pp * self.tp * self.dp
 
-    def group(self, row: int, bucket_bytes: int, blocks: int, size: int) -> Group:
+    def group(
+        self, row: int, bucket_bytes: int, mesh_order: tuple[str, ...], blocks: int, size: int
+    ) -> Group:
         """The group of a row, where so many blocks of each stage run again."""
         base = Candidate(
             pp=int(self.pp[row]),
@@ -76,6 +81,7 @@ class GroupTable:
             recompute_blocks=blocks,
             sequence_parallel=bool(self.sequence_parallel[row]),
             bucket_bytes=bucket_bytes,
+            mesh_order=mesh_order,
         )
         return Group(base=base, microbatches=int(self.microbatches[row]), size=size)
 

@@ -1,11 +1,10 @@
 """Data-parallel traffic of one stage: gathers before units, reductions after, the optimizer.
 
-Two kinds. `Whole`: every rank holds all parameters; gradients are all-reduced in buckets during
-the last backward (DistributedDataParallel), or after it under a pipeline. `Sharded`:
-fully_shard gathers each run of blocks before its passes and reduce-scatters its gradients after;
-over dp_replicate the shards are then all-reduced. With precision below fp32 parameters are stored
-in fp32 and fully_shard makes the working copies, so then `Sharded` is used whatever dp_shard is.
-`lower_zero` adds the third, Megatron's, and chooses among them.
+`Sharded`: fully_shard gathers each run of blocks before its passes and reduce-scatters its
+gradients after; over dp_replicate the shards are then all-reduced. With precision below fp32
+parameters are stored in fp32 and fully_shard makes the working copies, so then it is used whatever
+dp_shard is. `lower_whole` has replicas without shards; `lower_zero` adds the third kind,
+Megatron's, and chooses among them.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def _lies_within(parameter: Parameter, last: int) -> bool:
 
 
 class DataParallel:
-    """What both kinds share: sizes, groups and the end of the step."""
+    """What all kinds share: sizes, groups and the end of the step."""
 
     by_unit = False
     """Whether passes are lowered unit by unit, so that traffic can run beside them."""
@@ -183,48 +182,6 @@ class DataParallel:
             self._streams.reduce, "dp_comm", name, cost, 0, needs, axis="dp_replicate"
         )
         self._pending_reductions.append(task)
-
-
-class Whole(DataParallel):
-    """Every rank holds all parameters.
-
-    DistributedDataParallel reduces beside the last backward: a bucket is full once it holds
-    `bucket_bytes` of gradients, in the order in which they are complete (torch's reducer.cpp,
-    compute_bucket_assignment_by_size). Under a pipeline all is averaged at the step's end.
-    """
-
-    _collected_bytes = 0
-
-    @override
-    def averaged(self, axis: str) -> dict[str, int]:
-        late = axis == "dp_replicate" and self._candidate.pp > 1
-        return self.trained() if late else {}
-
-    @override
-    def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
-        replicated = self._candidate.dp_replicate > 1
-        self.by_unit = replicated and is_last and self._candidate.pp == 1
-        self._collected_bytes = 0
-
-    @override
-    def after_backward(self, unit: int, is_last: bool) -> None:
-        if not self.by_unit:
-            return
-        complete = [p for p in self._trained() if min(p.units, default=0) == unit]
-        for parameter in sorted(complete, key=lambda p: p.arrival):
-            self._collected_bytes += STORED_BYTES * self._held(parameter)
-            if self._collected_bytes >= self._candidate.bucket_bytes:
-                self._flush()
-
-    @override
-    def end_backward(self, is_last: bool) -> None:
-        super().end_backward(is_last)
-        self._flush()
-        self.by_unit = False
-
-    def _flush(self) -> None:
-        self._all_reduce(self._collected_bytes, "bucket", [self._streams.last_task])
-        self._collected_bytes = 0
 
 
 class Sharded(DataParallel):

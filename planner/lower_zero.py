@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.lower_data import ACCUMULATE, DataParallel, Sharded, Whole, memory_work
+from claw_plan.planner.lower_data import ACCUMULATE, DataParallel, Sharded, memory_work
+from claw_plan.planner.lower_whole import Whole
 from claw_plan.planner.placement import expert_groups, replica_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.shards import FIRST, Place, ShardSizes, local_numel

@@ -7,27 +7,51 @@ without being made; the search makes them when it opens the group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.averaging import buckets_of
+from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.group_table import Group
+from claw_plan.planner.memory_states import WHOLE, kind_of
+from claw_plan.planner.placement import outcome, stride_of, tp_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import SCHEDULES
-from claw_plan.planner.supported import OFFLOAD, refusal
+from claw_plan.planner.shards import local_numel
+from claw_plan.planner.supported import ALGORITHMS, OFFLOAD, refusal
 
 BLOCKS_PER_GROUP = (1, 2, 4)
 """Blocks that are gathered together; more of them are offered by --fix."""
 
-FINER = ("recompute_blocks", "reshard_ranks", "blocks_per_group")
+ORDERS = tuple(
+    tuple(text.split())
+    for text in (
+        " ".join(MESH_ORDER),
+        "dp_replicate dp_shard cp pp tp",
+        "dp_replicate pp dp_shard cp tp",
+        "pp tp dp_replicate dp_shard cp",
+        "tp pp dp_replicate dp_shard cp",
+        "dp_replicate dp_shard cp tp pp",
+        "tp dp_replicate dp_shard cp pp",
+    )
+)
+"""All orders of pp, tp and data parallelism as a whole, replicas outside shards, and that in which
+pipelines of shards are replicated: each axis comes to lie on neighbours, next to them, and apart.
+Others are offered by --fix."""
+
+FINER = ("recompute_blocks", "reshard_ranks", "blocks_per_group", "mesh_order")
 """Knobs that are offered where there are not too many groups, or one is pinned."""
 
 MEMBER_KNOBS = (
     "dp_replicate", "dp_shard", "zero", "schedule", "offload", "reshard_ranks", "blocks_per_group",
+    "mesh_order", "bucket_bytes", "collective", "codec",
 )  # fmt: skip
 """By which the candidates of a group differ."""
+
+BUCKETS = (25_000_000, 5_000_000, 10_000_000, 50_000_000, 100_000_000)
+"""Values of bucket_bytes, the usual one first; of those that make the same buckets, one."""
 
 Way = tuple[str, int, str]
 """schedule, zero and offload: how members of a group differ beside dp_shard."""
@@ -39,42 +63,75 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+class Degrees(NamedTuple):
+    """Of a group, with the nodes that its tensor-parallel groups span."""
+
+    pp: int
+    tp: int
+    dp: int
+    tp_nodes: int
+
+
 class Members:
     """The members of a problem's groups that agree with the pinned knobs `fix`.
 
     Without `refines` those of `FINER` are at their plain values unless pinned.
     """
 
-    def __init__(self, problem: Problem, fix: Mapping[str, Any], *, refines: bool = True) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        fix: Mapping[str, Any],
+        *,
+        refines: bool = True,
+        codecs: Sequence[str] = (),
+    ) -> None:
         self._problem, self._fix, self._refines = problem, fix, refines
+        self._codecs = tuple(dict.fromkeys(("none", *codecs)))
         self._ways = cache(self._find_ways)
         self._gatherings = cache(self._find_gatherings)
-        self.count = cache(self._count)
+        self._averagings = cache(self._find_averagings)
+        self._laid = cache(self._find_laid)
+        self._counted = cache(self._count)
+        pinned = fix.get("mesh_order")
+        several = refines and not problem.trainer.keeps_compute_copy
+        self.orders = (pinned,) if pinned else ORDERS if several else ORDERS[:1]
 
     def blocks_of_a_stage(self, stages: int) -> int:
         """Of the largest, if they are as equal as can be."""
         return -(-len(self._problem.graph.blocks) // stages)
 
+    def spans(self, pp: int, tp: int, dp: int) -> dict[int, int]:
+        """The numbers of nodes a tensor-parallel group may span, by the first order that has it.
+
+        All orders of one number compute alike.
+        """
+        found: dict[int, int] = {}
+        for place, order in enumerate(self.orders):
+            base = Candidate(pp=pp, tp=tp, dp_replicate=dp, mesh_order=order)
+            nodes = tp_nodes(base, self._problem.devices_per_node)
+            if nodes not in found.values():
+                found[place] = nodes
+        return found
+
     def of(self, group: Group) -> list[Candidate]:
         """The candidates of a group, in order."""
         base, several = group.base, group.microbatches > 1
-        most = self.blocks_of_a_stage(base.pp * base.stages_per_rank)
+        most = most_together(self.blocks_of_a_stage(base.pp * base.stages_per_rank))
+        nodes = tp_nodes(base, self._problem.devices_per_node)
+        degrees = Degrees(base.pp, base.tp, base.dp, nodes)
         return [
-            replace(
-                base,
-                dp_shard=shard,
-                dp_replicate=base.dp // shard,
-                schedule=schedule,
-                zero=zero,
-                offload=offload,
-                reshard_ranks=ranks,
-                blocks_per_group=blocks,
-            )
+            replace(laid, schedule=schedule, zero=zero, offload=offload, **gathering, **averaging)
             for shard in self._shards(base.dp)
+            for order in self._laid(degrees, shard)
+            for laid in [
+                replace(base, dp_shard=shard, dp_replicate=base.dp // shard, mesh_order=order)
+            ]
             for schedule, zero, offload in self._ways(
                 base.pp > 1, base.tp > 1, shard > 1, shard < base.dp, several, base.schedule
             )
-            for ranks, blocks in self._gatherings(base.tp, shard, zero, most_together(most))
+            for gathering in self._gatherings(stride_of(laid, "dp_shard"), shard, zero, most)
+            for averaging in self._averagings(base.pp > 1, base.tp, shard, shard < base.dp)
         ]
 
     def schedules(self, group: Group) -> list[str]:
@@ -90,17 +147,51 @@ class Members:
             )
         )
 
-    def _count(
-        self, pipelined: bool, tp: int, dp: int, microbatches: int, schedule: str, together: int
-    ) -> int:
+    def count(self, degrees: Degrees, microbatches: int, schedule: str, together: int) -> int:
         """How many a group has whose stages have up to so many blocks to gather together."""
-        return sum(
-            len(self._gatherings(tp, shard, zero, together))
-            for shard in self._shards(dp)
-            for _, zero, _ in self._ways(
-                pipelined, tp > 1, shard > 1, shard < dp, microbatches > 1, schedule
+        if len(self.orders) == 1:  # then it counts that there is a pipeline, not how long it is
+            degrees = degrees._replace(pp=min(degrees.pp, 2))
+        return self._counted(degrees, microbatches > 1, schedule, together)
+
+    def _count(self, degrees: Degrees, several: bool, schedule: str, together: int) -> int:
+        pp, tp, dp, _ = degrees
+        total = 0
+        for shard in self._shards(dp):
+            ways = self._ways(pp > 1, tp > 1, shard > 1, shard < dp, several, schedule)
+            means = len(self._averagings(pp > 1, tp, shard, shard < dp))
+            for order in self._laid(degrees, shard):
+                stride = stride_of(
+                    Candidate(
+                        pp=pp, tp=tp, dp_shard=shard, dp_replicate=dp // shard, mesh_order=order
+                    ),
+                    "dp_shard",
+                )
+                gatherings = (
+                    len(self._gatherings(stride, shard, way[1], together)) for way in ways
+                )
+                total += means * sum(gatherings)
+        return total
+
+    def _find_laid(self, degrees: Degrees, shard: int) -> list[tuple[str, ...]]:
+        """The orders of the mesh with so many shards, one of each outcome."""
+        if len(self.orders) == 1:
+            return [self.orders[0]]
+        pp, tp, dp, nodes = degrees
+        problem, found = self._problem, {}
+        per_node = problem.devices_per_node
+        by_host = problem.cluster.backend == "gloo" or not problem.is_uniform
+        for order in self.orders:
+            laid = Candidate(
+                pp=pp, tp=tp, dp_shard=shard, dp_replicate=dp // shard, mesh_order=order
             )
-        )
+            if tp_nodes(laid, per_node) != nodes:
+                continue
+            decided = (
+                outcome(laid, per_node, by_host=by_host),
+                self._near(stride_of(laid, "dp_shard"), shard),
+            )
+            found.setdefault(decided, order)
+        return list(found.values())
 
     def _shards(self, dp: int) -> list[int]:
         """What dp_shard may be."""
@@ -111,18 +202,21 @@ class Members:
         ]
 
     def _find_gatherings(
-        self, tp: int, shard: int, zero: int, together: int
-    ) -> list[tuple[int, int]]:
-        """`reshard_ranks` and `blocks_per_group`; a trainer that keeps copies has neither."""
+        self, stride: int, shard: int, zero: int, together: int
+    ) -> list[dict[str, int]]:
+        """`reshard_ranks` and `blocks_per_group`; a trainer that keeps copies has neither.
+
+        Neighbours on dp_shard are so many devices apart.
+        """
         ranks, blocks = [0], [1]
         if shard > 1 and not self._problem.trainer.keeps_compute_copy:
-            near = self._near(tp, shard) if self._refines else 0
+            near = self._near(stride, shard) if self._refines else 0
             ranks.append(self._fix.get("reshard_ranks") or near)
             some = BLOCKS_PER_GROUP if self._refines else (1,)
             blocks = [number for number in some if number <= max(1, together)]
             blocks = [self._fix.get("blocks_per_group", number) for number in blocks]
         return [
-            (near, number)
+            {"reshard_ranks": near, "blocks_per_group": number}
             for near in dict.fromkeys(ranks)
             for number in dict.fromkeys(blocks)
             if self._pinned("reshard_ranks", near)
@@ -132,12 +226,48 @@ class Members:
             )
         ]
 
-    def _near(self, tp: int, shard: int) -> int:
+    def _near(self, stride: int, shard: int) -> int:
         """The most of dp_shard's neighbours that always lie within a node, fewer than all."""
         per_node = self._problem.devices_per_node
         return max(
-            (ranks for ranks in divisors(shard)[:-1] if per_node % (ranks * tp) == 0), default=1
+            (ranks for ranks in divisors(shard)[:-1] if per_node % (ranks * stride) == 0),
+            default=1,
         )
+
+    def _find_averagings(
+        self, pipelined: bool, tp: int, shard: int, replicated: bool
+    ) -> list[dict[str, Any]]:
+        """`bucket_bytes`, `collective` and `codec`, which act where replicas meet in backward."""
+        base = Candidate(
+            pp=1 + pipelined, tp=tp, dp_shard=shard, dp_replicate=1 + replicated,
+            bucket_bytes=self._fix.get("bucket_bytes", BUCKETS[0]),
+        )  # fmt: skip
+        plain = {name: getattr(base, name) for name in ("bucket_bytes", "collective", "codec")}
+        choices = [plain]
+        if base.reduces_in_backward and kind_of(self._problem, base) == WHOLE:
+            choices = [
+                {"bucket_bytes": size, "collective": algorithm, "codec": codec}
+                for size in self._bucket_sizes(base)
+                for algorithm in (base.collective, *ALGORITHMS)
+                for codec in self._codecs
+            ]
+        return [
+            choice
+            for choice in choices
+            if all(self._pinned(name, value) for name, value in choice.items())
+            and not refusal(replace(base, **choice))
+        ]
+
+    def _bucket_sizes(self, base: Candidate) -> list[int]:
+        """Those that make unlike buckets of the model's gradients."""
+        if "bucket_bytes" in self._fix:
+            return [base.bucket_bytes]
+        graph = self._problem.graph
+        held = [(p, local_numel(p, base.tp)) for p in graph.parameters if p.trainable]
+        units, found = range(len(graph.units)), {}
+        for size in BUCKETS:
+            found.setdefault(buckets_of(held, units, replace(base, bucket_bytes=size)), size)
+        return list(found.values())
 
     def _find_ways(
         self,

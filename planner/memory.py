@@ -197,7 +197,8 @@ class MemoryModel:
             candidate.tp, candidate.ep, candidate.etp, candidate.zero,
             candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
             candidate.recompute_blocks, candidate.reshard_ranks, candidate.blocks_per_group,
-            candidate.offload,
+            candidate.offload, candidate.codec,
+            candidate.dp_replicate if candidate.codec != "none" else 0,
         )  # fmt: skip
         parts = self._peaks.get(key)
         if parts is None:

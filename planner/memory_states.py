@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from claw_plan.planner.averaging import residual_bytes
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.offload import HOST_STATES
 from claw_plan.planner.placement import expert_groups
@@ -56,11 +57,13 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
         states = states + HOST_STATES if problem.device.kind == "cpu" else 0
     whole = kind_of(problem, candidate) == WHOLE
     bucketed = whole and candidate.dp_replicate > 1 and candidate.pp == 1
+    residuals = residual_bytes(candidate, trainable) if bucketed else 0
     return {
         "parameters": STORED_BYTES * shard,
         "optimizer": STORED_BYTES * states * trainable,
         # DistributedDataParallel copies gradients into its buckets.
         "workspace": STORED_BYTES * trainable if bucketed else 0,
+        **({"residuals": residuals} if residuals else {}),
         **common,
     }
 

@@ -70,7 +70,7 @@ def together(units: Sequence[UnitMemory], gradients: Sequence[int]) -> UnitMemor
 def unit_memory(problem: Problem, candidate: Candidate, unit: int) -> UnitMemory:
     """What the unit keeps under the candidate."""
     graph, trainer = problem.graph, problem.trainer
-    cost = graph.cost(unit, variant_of(candidate))
+    cost = graph.cost(unit, variant_of(candidate), candidate.tp)
     last = len(graph.units) - 1
     at = _at(candidate)
     saved, forward_peak, backward_peak = (

@@ -54,7 +54,8 @@ def neighbours(scorer: Scorer, candidate: Candidate, *, timed: bool = True) -> l
 def _changes(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
     problem = scorer.problem
     graph, ranks = problem.graph, candidate.num_devices // candidate.cp
-    degrees = [1] if graph.no_tensor_parallel else divisors(graph.tp_divides)
+    partial = () if candidate.sequence_parallel else graph.partial
+    degrees = [1] if graph.no_tensor_parallel else sorted({*divisors(graph.tp_divides), *partial})
     yield from (("tp", d) for d in degrees if d != candidate.tp and ranks % d == 0)
     most = len(graph.blocks)
     yield from (
@@ -69,7 +70,8 @@ def _changes(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
     size = candidate.microbatch_size
     yield from (("microbatch_size", s) for s in (size // 2, size * 2) if s)
     yield from (("recompute", mode) for mode in RECOMPUTE if mode != candidate.recompute)
-    if candidate.tp > 1 and not graph.no_sequence_parallel:
+    is_whole = candidate.tp > 1 and candidate.tp not in graph.partial
+    if is_whole and not graph.no_sequence_parallel:
         yield "sequence_parallel", not candidate.sequence_parallel
     if candidate.pp > 1:
         yield from (("schedule", name) for name in SCHEDULES if name != candidate.schedule)

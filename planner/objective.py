@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from claw_plan.planner.bound import Cuts
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import InfeasiblePlan, PlanError
 from claw_plan.planner.goodput import Failures, slowdown
@@ -24,6 +23,7 @@ from claw_plan.planner.group_bounds import GroupBounds
 from claw_plan.planner.problem import OPTIMIZER_STATES, STORED_BYTES
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.space import Space
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.units import format_ns, parse_ns, s_from_ns
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
-from claw_plan.planner.bound import Cuts
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.objective import Objective
 from claw_plan.planner.search import Branch, Evaluated
+from claw_plan.planner.stage_path import Cuts
 
 Choice = tuple[Candidate, Cuts]
 Opened = Iterable[Branch[Choice]] | Evaluated[Choice]

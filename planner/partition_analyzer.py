@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from claw_plan.planner.bound import Cuts
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.graph import PLAIN, TENSOR, Exchange, ModelGraph, Op
@@ -23,6 +22,7 @@ from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.shards import local_numel
 from claw_plan.planner.stage_cut import cut_chain
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.planner.trace import trace
 from claw_plan.profiles.cluster_file import load_cluster
 from claw_plan.profiles.work import DTYPE_BYTES, PRECISIONS
@@ -114,7 +114,7 @@ class PartitionAnalyzer:
         return PLAIN if self.candidate.tp == 1 else TENSOR
 
     def _items(self, unit: int) -> Iterator[Op | Exchange]:
-        cost = self.graph.cost(unit, self._variant)
+        cost = self.graph.cost(unit, self._variant, self.candidate.tp)
         yield from cost.forward
         yield from cost.backward
 
@@ -136,7 +136,7 @@ class PartitionAnalyzer:
     def _stage(self, index: int, start: int, stop: int, time_ns: int | None) -> StageReport:
         graph, batch, tp = self.graph, self.candidate.microbatch_size, self.candidate.tp
         units = range(start, stop)
-        costs = [graph.cost(unit, self._variant) for unit in units]
+        costs = [graph.cost(unit, self._variant, self.candidate.tp) for unit in units]
         is_last = stop == len(graph.units)
         peak = None
         if self.scorer is not None:
@@ -179,7 +179,7 @@ def partition_analyzer(
     if dtype not in DTYPE_BYTES:
         raise PlanError(f"precision is one of {', '.join(PRECISIONS)}, but got {precision!r}")
     graph = trace(loaded, seq_len=seq_len or loaded.seq_len(), dtype=dtype)
-    if tp > 1 and (graph.no_tensor_parallel or graph.tp_divides % tp):
+    if tp > 1 and (graph.no_tensor_parallel or not graph.takes_tp(tp)):
         why = graph.no_tensor_parallel or f"its heads divide by {graph.tp_divides} only"
         raise PlanError(f"tp={tp}: not possible for this model: {why}")
     candidate = Candidate(pp=pp, tp=tp, microbatch_size=microbatch_size)

@@ -2,7 +2,7 @@
 
 Each row is one way of cutting the chain into stages. Times and sizes come as running totals over
 the units, `total[unit]` being that of all units before it, so a stage's is one difference. The
-same arithmetic as `stage_cut` and `bound.Bounds.path_ns` in whole numbers, hence the same cuts
+same arithmetic as `stage_cut` and `StagePath.longest_ns` in whole numbers, hence the same cuts
 and times; tests hold them equal.
 """
 
@@ -154,7 +154,7 @@ def _bound_rows(
 
 @compiled
 def _path_ns(chain: Chain, some: Pipelines, row: int, first: Int) -> int:
-    """`bound.Bounds.path_ns` of the cut, with messages that cost nothing."""
+    """`StagePath.longest_ns` of the cut, with messages that cost nothing."""
     times = chain.times_ns[some.times[row]]
     pp, count, stages = some.pp[row], some.microbatches[row], first.size - 1
     forward = np.empty(stages, np.int64)

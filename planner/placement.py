@@ -1,14 +1,16 @@
 """Where the ranks of a candidate's groups lie: on how many nodes each collective runs.
 
 Ranks are laid over the devices in mesh order, the last axis fastest, so with the default order a
-tensor-parallel group is a run of neighbours and pipeline stages are far apart.
+tensor-parallel group is a run of neighbours and pipeline stages are far apart. Nothing else than
+what is asked here depends on the order: `outcome` puts it together, and orders of one outcome
+make the same step.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.candidate import MESH_ORDER, Candidate
 
 
 def stride_of(candidate: Candidate, axis: str) -> int:
@@ -25,6 +27,14 @@ def group_nodes(candidate: Candidate, axis: str, devices_per_node: int) -> int:
     """The most nodes that any group of the axis spans."""
     size = getattr(candidate, axis)
     return _nodes(candidate.num_devices, size, stride_of(candidate, axis), devices_per_node)
+
+
+def tp_nodes(candidate: Candidate, devices_per_node: int) -> int:
+    """The most nodes that a tensor-parallel group spans."""
+    tp = candidate.tp
+    if tp == 1 or (candidate.mesh_order is MESH_ORDER and devices_per_node % tp == 0):
+        return 1
+    return group_nodes(candidate, "tp", devices_per_node)
 
 
 def shard_nodes(candidate: Candidate, devices_per_node: int) -> int:
@@ -62,8 +72,13 @@ def expert_groups(candidate: Candidate, devices_per_node: int) -> tuple[tuple[in
 
 
 def groups_of(candidate: Candidate, devices_per_node: int) -> tuple[tuple[str, int, int], ...]:
-    """(axis, ranks, nodes) of the groups a pass exchanges over, beside tp's."""
-    found = []
+    """(axis, ranks, nodes) of the groups a pass exchanges over, beside tp's.
+
+    Of tp's too where they span more nodes than they must.
+    """
+    found, nodes = [], tp_nodes(candidate, devices_per_node)
+    if nodes > -(-candidate.tp // devices_per_node):
+        found.append(("tp", candidate.tp, nodes))
     if candidate.cp > 1:
         found.append(("cp", candidate.cp, group_nodes(candidate, "cp", devices_per_node)))
     if candidate.ep > 1:
@@ -93,13 +108,25 @@ def crosses_node(candidate: Candidate, stage: int, devices_per_node: int) -> boo
     The last stage's next is the first, as under an interleaved schedule.
     """
     stride = stride_of(candidate, "pp")
+    return _crosses(candidate.num_devices, candidate.pp, stride, stage, devices_per_node)
+
+
+@cache
+def _crosses(num_devices: int, pp: int, stride: int, stage: int, devices_per_node: int) -> bool:
     if stride >= devices_per_node:
-        return candidate.pp > 1
-    start, ranks = stage * stride, candidate.pp * stride
+        return pp > 1
+    # Where pp is not the slowest axis, pipelines lie one behind the other.
     return any(
-        rank // devices_per_node != (rank + stride) % ranks // devices_per_node
+        rank // devices_per_node != _peer(rank, pp, stride) // devices_per_node
+        for start in range(stage * stride, num_devices, pp * stride)
         for rank in range(start, start + stride)
     )
+
+
+def _peer(rank: int, pp: int, stride: int) -> int:
+    """The rank of the next stage, of the first one after the last."""
+    place = rank // stride % pp
+    return rank + ((place + 1) % pp - place) * stride
 
 
 def stage_hosts(
@@ -121,6 +148,24 @@ def _stage_hosts(
             host = rank // devices_per_node
             counts[host] = counts.get(host, 0) + 1
     return tuple(counts.items())
+
+
+def outcome(candidate: Candidate, devices_per_node: int, *, by_host: bool) -> tuple[object, ...]:
+    """All that the order of the mesh's axes decides: orders of one outcome make the same step.
+
+    `by_host` asks on which host each rank of a stage lies, too: hosts differ, or share cores and
+    a way out among their ranks.
+    """
+    per_node, stages = devices_per_node, range(candidate.pp)
+    hosts = (stage_hosts(candidate, stage, per_node) for stage in stages)
+    return (
+        tp_nodes(candidate, per_node),
+        group_nodes(candidate, "dp_replicate", per_node),
+        shard_nodes(candidate, per_node),
+        near_nodes(candidate, per_node) if candidate.reshard_ranks else 0,
+        tuple(crosses_node(candidate, stage, per_node) for stage in stages),
+        tuple(hosts) if by_host else (),
+    )
 
 
 def device_names(candidate: Candidate, devices_per_node: list[int]) -> list[str]:

@@ -196,8 +196,9 @@ class Plan(_Part):
 def candidate_mapping(candidate: Candidate) -> dict[str, Any]:
     """A candidate as it stands in plan.yaml."""
     values = {f.name: getattr(candidate, f.name) for f in dataclasses.fields(candidate)}
-    values["mesh_order"] = list(values["mesh_order"])
-    return values
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
+    }
 
 
 def candidate_from(values: Mapping[str, Any]) -> Candidate:
@@ -209,11 +210,13 @@ def candidate_from(values: Mapping[str, Any]) -> Candidate:
         if type(value) is not type(neutral[name]):
             kind = type(neutral[name]).__name__
             raise PlanError(f"candidate.{name} is of type {kind}, but got {value!r}")
-    return Candidate(**{**neutral, **values, "mesh_order": _mesh_order(values, neutral)})
-
-
-def _mesh_order(values: Mapping[str, Any], neutral: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(values.get("mesh_order", neutral["mesh_order"]))
+    buckets = values.get("buckets", [])
+    if any(type(size) is not int for size in buckets):
+        raise PlanError(f"candidate.buckets are numbers of parameters, but got {buckets!r}")
+    known = {**neutral, **values}
+    return Candidate(
+        **{n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
+    )
 
 
 def load_plan(path: Path) -> Plan:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from claw_plan.planner.bucket_plan import check_sizes
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.graph import ModelGraph
@@ -64,14 +65,21 @@ def check_against_model(graph: ModelGraph, candidate: Candidate, plan: Plan) -> 
             f"model.parameters is {plan.model.parameters}, but the model has "
             f"{graph.num_parameters}; plan again"
         )
+    if candidate.buckets:
+        check_sizes(candidate.buckets, sum(p.trainable for p in graph.parameters))
     tied = {p.names for p in graph.parameters if len(p.names) > 1}
     if {tuple(tie.parameters) for tie in plan.tied} != tied:
         named = "; ".join(" = ".join(names) for names in sorted(tied)) or "none"
         raise PlanError(f"tied must list the model's tied parameters once each: {named}")
-    if candidate.tp > 1 and graph.tp_divides % candidate.tp:
+    if not graph.takes_tp(candidate.tp):
         raise PlanError(
             f"candidate.tp is {candidate.tp}, which does not divide {graph.tp_divides} "
             "(the common divisor of the model's head counts)"
+        )
+    if candidate.sequence_parallel and candidate.tp in graph.partial:
+        raise PlanError(
+            f"candidate.sequence_parallel needs a degree that divides {graph.tp_divides}, but "
+            f"candidate.tp is {candidate.tp}, which leaves modules of the blocks whole"
         )
     ends = {rule.modules: rule.heads for rule in plan.tensor_parallel if rule.style in STYLES}
     expected = {rule.module: rule.heads for rule in graph.vocabulary_parallel}
@@ -87,8 +95,10 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
         yield reason
     if candidate.bucket_bytes < 1:
         yield f"candidate.bucket_bytes is at least 1, but got {candidate.bucket_bytes}"
-    if candidate.mesh_order != MESH_ORDER:
-        yield f"candidate.mesh_order is {', '.join(MESH_ORDER)}; no other is executed yet"
+    if candidate.buckets and not candidate.reduces_in_backward:
+        yield "candidate.buckets act where dp_replicate is over 1, dp_shard and pp are 1"
+    if candidate.buckets and plan.training.precision != "float32":
+        yield "candidate.buckets act in float32; gradients of lower precisions are sharded"
     if (plan.training.seq_len or 1) < 1:
         yield f"training.seq_len is at least 1, but got {plan.training.seq_len}"
     yield from _mesh(plan, candidate, cluster_from_mapping(plan.cluster, f"{where}: cluster"))

@@ -100,7 +100,7 @@ def write_plan(
             for index, (start, stop) in enumerate(scored.cuts)
         ],
         tied=_ties(graph, scored),
-        tensor_parallel=_tensor_parallel(graph) if candidate.tp > 1 else [],
+        tensor_parallel=_tensor_parallel(graph, candidate.tp) if candidate.tp > 1 else [],
         sharding=_sharding(graph, candidate) if candidate.dp_shard > 1 else [],
         communication=_communication(graph, candidate),
         prediction=predict(scored, profile, search, problem.trainer).model_copy(
@@ -175,10 +175,10 @@ def _block_patterns(graph: ModelGraph, structures: Sequence[int]) -> list[str]:
     return list(patterns)
 
 
-def _tensor_parallel(graph: ModelGraph) -> list[PlanTensorParallel]:
+def _tensor_parallel(graph: ModelGraph, tp: int) -> list[PlanTensorParallel]:
     inside = [
         _rule(rule, f"{pattern}.{rule.module}" if rule.module else pattern)
-        for rule in graph.tensor_parallel
+        for rule in graph.rules_at(tp)
         for pattern in _block_patterns(graph, rule.structures)
     ]
     return inside + [_rule(rule, rule.module) for rule in graph.vocabulary_parallel]

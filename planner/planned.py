@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from claw_plan.planner.bound import Cuts
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import check_against_model, check_plan, model_of_plan
@@ -17,6 +16,7 @@ from claw_plan.planner.plan_stages import cuts_of_plan
 from claw_plan.planner.posing import Progress, costs_of, pose_problem
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.score import Scored, Scorer
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping
 from claw_plan.profiles.profile import Profile

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from claw_plan.planner.baseline import Baseline, baseline_of, training_of
 from claw_plan.planner.baselines.recognise import read_setting
 from claw_plan.planner.baselines.setting import Setting
+from claw_plan.planner.bucket_choice import with_planned_buckets
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.explain import binds, infeasible, infeasible_message, reasons
 from claw_plan.planner.graph import ModelGraph
@@ -153,7 +154,8 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
         raise infeasible(scorer, found)
     settings = SearchSettings(request.search, request.storage, request.policy, request.seed)
     refined = refine(scorer, ranked[0], request.fix, settings)
-    best = scorer.score(*refined.choice)
+    bucketed = with_planned_buckets(scorer, refined.choice, request.fix)
+    best = scorer.score(*bucketed.choice)
     check_met(objective, best.candidate, best.step_time_ns)
     others = [*ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
     alternatives = [scorer.score(*choice) for choice in others]
@@ -177,7 +179,11 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
         graph=problem.graph,
         cluster=problem.cluster,
         assumptions=(*posed.assumed, *problem.cost.assumptions, *problem.graph.assumptions),
-        reasons=(*refined.sentences, *_reasons(request, objective, scorer, found, best)),
+        reasons=(
+            *refined.sentences,
+            *bucketed.sentences,
+            *_reasons(request, objective, scorer, found, best),
+        ),
         objective=request.objective.partition("=")[0],
         front=front(problem, request.fix) if request.front else (),
         given=given,

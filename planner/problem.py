@@ -127,6 +127,13 @@ class Problem:
         """With each piece of work where it is done soonest: no plan takes less."""
         return self if self.is_uniform else self._with_cost(self.cost.quickest())
 
+    def with_batch(self, batch: int) -> Problem:
+        """With another number of samples a step; passes and exchanges take what they took."""
+        other = replace(self, training=replace(self.training, global_batch=batch))
+        for known in ("_passes", "_collectives"):
+            object.__setattr__(other, known, getattr(self, known))
+        return other
+
     def _with_cost(self, cost: CostModel) -> Problem:
         if cost is self.cost:
             return self
@@ -140,7 +147,7 @@ class Problem:
     def pass_time(
         self, unit: int, variant: str, batch: int, tp: int, backward: bool, others: Groups = ()
     ) -> PassTime:
-        """Time of one pass of a unit for one microbatch; `others` are its groups beside tp's."""
+        """Time of one pass of a unit for one microbatch; `others` are as `placement.groups_of`."""
         kind = "backward" if backward else "forward"
         return self._pass(unit, variant, batch, tp, kind, others)
 
@@ -180,7 +187,7 @@ class Problem:
     def _time_pass(
         self, structure: int, variant: str, batch: int, tp: int, kind: str, others: Groups
     ) -> PassTime:
-        cost, trainer = self.graph.costs[variant][structure], self.trainer
+        cost, trainer = self.graph.costs_at(variant, tp)[structure], self.trainer
         groups = {"tp": (tp, -(-tp // self.devices_per_node))}
         groups |= {axis: (size, nodes) for axis, size, nodes in others}
         timer = PassTimer(host_ns=trainer.host_ns * self.graph.launches_per_op)

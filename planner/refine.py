@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from claw_plan.planner.bound import Cuts
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.choices import Assignment, Features, Scores
 from claw_plan.planner.errors import PlanError
@@ -26,6 +25,7 @@ from claw_plan.planner.per_layer_costs import layer_choices
 from claw_plan.planner.per_layer_costs import refusal as layer_refusal
 from claw_plan.planner.samplers import search_choices
 from claw_plan.planner.score import Scorer
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.planner.supported import RECOMPUTE, refusal
 from claw_plan.profiles.units import format_ns
 from claw_plan.simulator.task_graph import Int

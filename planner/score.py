@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from claw_plan.planner.bound import Bounds, Cuts
+from claw_plan.planner.bound import Bounds
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import lower
 from claw_plan.planner.memory import MemoryModel, StageMemory
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.shards import ShardSizes
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.profiles.units import s_from_ns
 from claw_plan.simulator.simulate import makespan_ns, simulate
 from claw_plan.simulator.timeline import Timeline

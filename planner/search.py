@@ -81,6 +81,7 @@ def best_first(
     branches: Iterable[Branch[T]],
     *,
     known: Iterable[tuple[int, T]] = (),
+    limit_ns: int | None = None,
     time_limit_s: float | None = None,
     most_opened: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -88,7 +89,8 @@ def best_first(
 ) -> Outcome[T]:
     """Opens branches until the best is proven, or the time limit or `most_opened` is reached.
 
-    `known` are candidates of the space whose times are known: the answer is no worse.
+    `known` are candidates of the space whose times are known: the answer is no worse. With
+    `limit_ns` only shorter times are looked for.
     `progress(opened, remaining)` is called after every opening. Equal times are ranked by the
     order in which bounds and `order` put them, so the answer is the same on every run that no
     time limit cut.
@@ -98,7 +100,8 @@ def best_first(
     heapq.heapify(heap)
     serial, opened, memory_pruned = len(heap), 0, 0
     found = [(time_ns, maxsize, item) for time_ns, item in known]
-    best = min((time_ns for time_ns, _, _ in found), default=None)
+    best = min((time_ns for time_ns, _, _ in found), default=limit_ns)
+    best = best if limit_ns is None or best is None else min(best, limit_ns)
     while heap and (best is None or heap[0][0] < best):
         timed_out = time_limit_s is not None and clock() - start > time_limit_s
         if (timed_out and best is not None) or (most_opened is not None and opened >= most_opened):

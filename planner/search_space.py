@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from claw_plan.planner.bound import Cuts, StagePath
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.group_bounds import RUN, GroupBounds
 from claw_plan.planner.group_table import Group, Int
@@ -25,6 +24,7 @@ from claw_plan.planner.objective_search import Valued
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search import Branch, Evaluated, SearchReport, best_first
 from claw_plan.planner.space import Space
+from claw_plan.planner.stage_path import Cuts, StagePath
 
 Choice: TypeAlias = tuple[Candidate, Cuts]
 Opens: TypeAlias = Callable[[], Iterable[Branch[Choice]] | Evaluated[Choice]]
@@ -173,13 +173,15 @@ def search_space(
     space: Space,
     *,
     known: Sequence[Choice] = (),
+    limit_ns: int | None = None,
     time_limit_s: float | None = None,
     progress: Callable[[str, float], None] | None = None,
     objective: Objective | None = None,
 ) -> Searched:
     """The best of the space and the proof; `ranked` is empty when nothing fits.
 
-    The answer is no worse than the candidates `known`, whenever the time limit ends the search.
+    The answer is no worse than the candidates `known`, whenever the time limit ends the search;
+    with `limit_ns` only shorter steps are looked for.
     Best is the shortest step where no other `objective` is given; the gap is one of its values.
     """
     searcher = _Searcher(scorer, space)
@@ -199,6 +201,7 @@ def search_space(
     outcome = best_first(
         branches,
         known=starts,
+        limit_ns=limit_ns,
         time_limit_s=time_limit_s,
         progress=show,
     )

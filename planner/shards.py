@@ -86,9 +86,10 @@ def _part(size: int, parts: int, index: int) -> int:
 
 def local_numel(parameter: Parameter, tp: int, place: Place = FIRST) -> int:
     """Elements a tensor-parallel rank holds."""
-    if parameter.tp_dim is None:
+    dim = parameter.dim_at(tp)
+    if dim is None:
         return parameter.numel
-    size = parameter.shape[parameter.tp_dim]
+    size = parameter.shape[dim]
     return parameter.numel // size * _part(size, tp, place.tp)
 
 
@@ -99,7 +100,7 @@ def shard_numel(parameter: Parameter, tp: int, dp_shard: int, place: Place = FIR
     if not parameter.shape:
         return 1
     rows = parameter.shape[0]
-    if parameter.tp_dim == 0:
+    if parameter.dim_at(tp) == 0:
         rows = _part(rows, tp, place.tp)
     own = _part(rows, dp_shard, place.dp_shard)
     return local_numel(parameter, tp, place) // max(1, rows) * own
@@ -147,7 +148,7 @@ class ShardSizes:
         for unit in range(1, self._last):
             own = self._of_unit[unit]
             if own and all(parameter.units == (unit,) and parameter.shape for parameter in own):
-                shapes = tuple((p.shape, p.tp_dim, p.trainable) for p in own)
+                shapes = tuple((p.shape, p.tp_dim, p.partial_dims, p.trainable) for p in own)
                 yield unit, first.setdefault(shapes, unit)
 
     def _block_size(self, unit: int, tp: int, dp_shard: int, place: Place) -> GroupSize:

@@ -6,8 +6,8 @@ opens only those that may hold the best, so groups are rows of a table and their
 counted until then. Knobs that cannot act are at one value (no schedule to choose without a
 pipeline, nothing for `zero` to shard), so every candidate counted is distinct.
 
-Any number of devices may be used that pp, tp and dp multiply to, whole nodes or not; only a
-tensor-parallel group spans no more nodes than it must.
+Any number of devices may be used that pp, tp and dp multiply to, whole nodes or not. In a large
+space a tensor-parallel group spans no more nodes than it must.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from claw_plan.planner.group_table import (
     product_of,
     table_of,
 )
-from claw_plan.planner.members import FINER, MEMBER_KNOBS, Members, divisors, most_together
+from claw_plan.planner.members import (
+    FINER,
+    MEMBER_KNOBS,
+    Degrees,
+    Members,
+    divisors,
+    most_together,
+)
 from claw_plan.planner.pinned import MOST_MICROBATCHES, check_pinned, pinned_candidate, why_none
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import Problem
@@ -44,10 +51,15 @@ GPT-3 175B on 1,024 devices, whose 340,000 groups take seconds without."""
 
 
 class Space:
-    """The candidates of a problem that agree with the pinned knobs `fix`."""
+    """The candidates of a problem that agree with the pinned knobs `fix`.
 
-    def __init__(self, problem: Problem, fix: Mapping[str, Any]) -> None:
-        self._problem, self._fix = problem, dict(fix)
+    Of codecs, which change what is trained, only those named are offered.
+    """
+
+    def __init__(
+        self, problem: Problem, fix: Mapping[str, Any], codecs: Sequence[str] = ()
+    ) -> None:
+        self._problem, self._fix, self._codecs = problem, dict(fix), codecs
         self._check_fix()
 
     def _check_fix(self) -> None:
@@ -55,7 +67,7 @@ class Space:
         problem = self._problem
         graph, pinned = problem.graph, pinned_candidate(self._fix)
         check_pinned(self._fix, problem.cluster)
-        if pinned.tp > 1 and graph.tp_divides % pinned.tp:
+        if not graph.takes_tp(pinned.tp):
             valid = ", ".join(map(str, self.tp_degrees()))
             why = f"the model's heads divide by {valid} only; pin one of these"
             if graph.no_tensor_parallel:
@@ -71,9 +83,11 @@ class Space:
             raise PlanError(f"--fix pp={pinned.pp}{each}: {why} (dp_shard divides every model)")
 
     def tp_degrees(self) -> list[int]:
-        """Degrees that divide every head count of the model."""
+        """Degrees that divide every head count of the model, or at least what pays most."""
         graph = self._problem.graph
-        return [1] if graph.no_tensor_parallel else divisors(graph.tp_divides)
+        if graph.no_tensor_parallel:
+            return [1]
+        return sorted({*divisors(graph.tp_divides), *graph.partial})
 
     def most_stages(self) -> int:
         """Pipeline stages the chain can be cut into: one more than there are legal cuts."""
@@ -97,6 +111,7 @@ class Space:
         return self.table.group(
             row,
             self._fix.get("bucket_bytes", Candidate().bucket_bytes),
+            self._members.orders[int(self.table.order[row])],
             choices[0] if blocks is None else blocks,
             int(self.table.size[row]) // len(choices),
         )
@@ -121,11 +136,14 @@ class Space:
 
     @cached_property
     def _coarse(self) -> GroupTable:
-        return self._lay_out(Members(self._problem, self._fix, refines=False), refines=False)
+        return self._lay_out(self._made_members(refines=False), refines=False)
 
     @cached_property
     def _members(self) -> Members:
-        return Members(self._problem, self._fix, refines=self.is_refined)
+        return self._made_members(refines=self.is_refined)
+
+    def _made_members(self, *, refines: bool) -> Members:
+        return Members(self._problem, self._fix, refines=refines, codecs=self._codecs)
 
     def _lay_out(self, members: Members, *, refines: bool) -> GroupTable:
         shares, pieces = self._shares(), []
@@ -160,13 +178,13 @@ class Space:
     def _sizes(self, pp: int, tp: int, runs: Int, members: Members) -> Int:
         """The number of members of each of the rows, before recompute is chosen."""
         several = np.minimum(runs[2], 2)
-        keys = (runs[0], several, runs[3], runs[4])
+        keys = (runs[0], several, runs[3], runs[4], runs[6])
         first, which = numbered(*keys)
         sizes = []
-        for dp, count, schedule, stages in np.stack(keys)[:, first].T.tolist():
+        for dp, count, schedule, stages, nodes in np.stack(keys)[:, first].T.tolist():
             most = most_together(members.blocks_of_a_stage(pp * stages))
             name = SCHEDULE_NAMES[schedule]
-            sizes.append(members.count(pp > 1, tp, dp, count, name, most))
+            sizes.append(members.count(Degrees(pp, tp, dp, nodes), count, name, most))
         return np.array(sizes, dtype=np.int64)[which]
 
     def _offered_tp(self) -> list[int]:
@@ -175,9 +193,9 @@ class Space:
     def _rows(self, pp: int, tp: int, runs: Int, members: Members, *, refines: bool) -> Int:
         """The rows of one pp and tp, columns as in GroupTable."""
         most = self._problem.cluster.num_devices
-        if not self._lies_close(tp):
+        if not refines and not self._lies_close(tp):
             most = min(most, self._problem.devices_per_node)
-        runs = runs[:, pp * tp * runs[0] <= most]
+        runs = self._in_orders(pp, tp, runs[:, pp * tp * runs[0] <= most], members)
         runs = np.concatenate([runs, self._sizes(pp, tp, runs, members)[None]])
         choices = [
             (*again, sequence)
@@ -188,13 +206,26 @@ class Space:
         degrees = np.array([[pp], [tp]], dtype=np.int64)
         dials = np.array(choices, dtype=np.int64).reshape(-1, 3).T
         rows = product_of(degrees, runs, dials)
+        size, again = rows[9], rows[11]
         short_of_all = -(-len(self._problem.graph.blocks) // (pp * rows[6])) - 1
-        rows[7] *= np.where(rows[9] == SOME, short_of_all, 1)
-        rows = rows[:, rows[7] > 0]
+        size *= np.where(again == SOME, short_of_all, 1)
+        rows = rows[:, size > 0]
         if "schedule" not in self._fix:
             splits = np.array([SCHEDULES[name].splits_backward for name in SCHEDULE_NAMES])
-            rows = rows[:, ~splits[rows[5]] | (rows[8] == RECOMPUTE.index("none"))]
+            rows = rows[:, ~splits[rows[5]] | (rows[10] == RECOMPUTE.index("none"))]
         return rows
+
+    def _in_orders(self, pp: int, tp: int, runs: Int, members: Members) -> Int:
+        """Each run once for every number of nodes that tensor-parallel groups may span."""
+        spans = {dp: members.spans(pp, tp, dp) for dp in set(runs[0].tolist())}
+        pieces = [np.zeros((7, 0), np.int64)]
+        for order in range(len(members.orders)):
+            chosen = np.array([order in spans[dp] for dp in runs[0].tolist()], dtype=bool)
+            some = runs[:, chosen]
+            nodes = np.array([spans[dp][order] for dp in some[0].tolist()], dtype=np.int64)
+            columns = np.stack([np.full(len(nodes), order, np.int64), nodes])
+            pieces.append(np.concatenate([some, columns]))
+        return np.concatenate(pieces, axis=1)
 
     def _recompute_choices(self, refines: bool) -> list[tuple[int, int]]:
         """Which part of a block runs again, by its place in RECOMPUTE, and of how many blocks."""
@@ -237,7 +268,8 @@ class Space:
 
     def _sequence_choices(self, tp: int) -> list[bool]:
         graph, choices = self._problem.graph, [False]
-        if tp > 1 and not graph.no_sequence_parallel and (graph.seq_len or 1) % tp == 0:
+        is_whole = tp > 1 and tp not in graph.partial
+        if is_whole and not graph.no_sequence_parallel and (graph.seq_len or 1) % tp == 0:
             choices.append(True)
         return [value for value in choices if self._pinned("sequence_parallel", value)]
 
@@ -270,7 +302,7 @@ class Space:
             base = group.base
             key = (
                 base.pp, base.tp, base.dp, group.microbatches > 1, base.schedule,
-                base.stages_per_rank, base.recompute,
+                base.stages_per_rank, base.recompute, base.mesh_order,
             )  # fmt: skip
             if key not in alike:
                 alike[key] = sum(uses(candidate) for candidate in self.members(group))
@@ -305,7 +337,8 @@ class Space:
     def _unlike_rows(self) -> list[int]:
         """One group of each set of members."""
         table = self.table
-        columns = (table.pp > 1, table.tp, table.dp, table.microbatches > 1, table.schedule)
+        pp = table.pp if len(self._members.orders) > 1 else table.pp > 1
+        columns = (pp, table.tp, table.dp, table.microbatches > 1, table.schedule, table.order)
         rows: list[int] = numbered(*columns)[0].tolist()
         return rows
 

@@ -125,10 +125,17 @@ class StageStreams:
         needs: Sequence[int], *, axis: str = "",
     ) -> int:  # fmt: skip
         """A collective on a stream of its own; on gloo it stops the compute stream instead."""
-        needs = [need for need in needs if need >= 0]
         if not self.overlaps:
-            self.wait_for(needs)
+            self.wait_for([need for need in needs if need >= 0])
             return self.exchange(kind, name, cost, copy_ns, axis=axis)
+        return self.beside(stream, kind, name, cost, copy_ns, needs, axis=axis)
+
+    def beside(
+        self, stream: int, kind: str, name: str, cost: CollectiveCost, copy_ns: int,
+        needs: Sequence[int], *, axis: str = "",
+    ) -> int:  # fmt: skip
+        """A collective on a stream of its own."""
+        needs = [need for need in needs if need >= 0]
         self.moved.append(((axis,), cost.moves))
         self._beside_ns += cost.alone_ns
         return self._flow(stream, kind, name, cost, needs, copy_ns)

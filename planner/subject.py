@@ -6,9 +6,10 @@ seconds. Models whose values decide how they go on are recorded on small real te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from claw_plan.planner.fake_build import build_fake
 from claw_plan.planner.foreign_code import ForeignCode
 from claw_plan.planner.model_source import SEED, LoadedModel
 from claw_plan.planner.recorder import Recorder, Recording
+from claw_plan.planner.side_by_side import side_by_side
 from claw_plan.planner.torch_private import (
     FakeTensorMode,
     one_sequence_per_row,
@@ -195,6 +197,11 @@ class Subject:
                     recorder.backward(loss)
         self.module.zero_grad(set_to_none=True)
         return recorder.recording
+
+    def record_all(self, batch_sizes: Sequence[int]) -> list[Recording]:
+        """`record` at each size, on two cores where there are and nothing is computed."""
+        works = [partial(self.record, size) for size in batch_sizes]
+        return [work() for work in works] if self.fake is None else side_by_side(works)
 
     def _check_trainable(self, loss: torch.Tensor) -> None:
         trained = any(parameter.requires_grad for parameter in self.module.parameters())

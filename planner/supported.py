@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from sys import maxsize
 
-from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.schedules import SCHEDULES
 
 
@@ -55,6 +55,9 @@ _ONLY = {
     "codec": ("none", "no codec is executed yet"),
 }
 """Knobs with one value so far, and why."""
+
+ALGORITHMS: tuple[str, ...] = ()
+"""Collective algorithms beside the library's own that the executor has."""
 
 RECOMPUTE = ("none", "full", "half")
 OFFLOAD = ("none", "optimizer")
@@ -113,9 +116,24 @@ def _sharding_refusal(candidate: Candidate) -> str:
     return ""
 
 
+def _order_refusal(candidate: Candidate) -> str:
+    """Why the mesh's axes may not lie so; empty when they may."""
+    order = candidate.mesh_order
+    if order == MESH_ORDER:
+        return ""
+    if min(candidate.dp_replicate, candidate.dp_shard) > 1 and (
+        order.index("dp_shard") < order.index("dp_replicate")
+    ):
+        return (
+            "mesh_order: fully_shard takes a mesh of replicas of shards, so dp_replicate comes "
+            "before dp_shard"
+        )
+    return ""
+
+
 def refusal(candidate: Candidate) -> str:
     """Why the candidate may not be offered; empty when it may."""
-    why = knob_refusal(candidate) or _sharding_refusal(candidate)
+    why = knob_refusal(candidate) or _sharding_refusal(candidate) or _order_refusal(candidate)
     if why:
         return why
     axes = axes_of(candidate)

@@ -45,6 +45,9 @@ from claw_plan.planner.tp_autograd import StandIn
 UNCALLED = (nn.ModuleList, nn.ModuleDict)
 """Modules that hold others and have no forward."""
 
+PARTIAL_DEGREES = (2, 4, 8)
+"""Devices of a node. Where a degree does not divide every region it divides those that it can."""
+
 MOST_PIECES_TRIES = 4
 """A fused column's pieces are refined at most so often (q, k, v need one try)."""
 
@@ -54,8 +57,9 @@ class TensorParallelFinding:
     """The rules of every block, or the reason why there are none.
 
     `structures` lists the blocks by structure; a rule's `structures` index it, () means all.
-    `tp_divides` is what every degree must divide. `refused` says for each row linear that was
-    considered and left out why.
+    `tp_divides` is what every degree must divide. `partial` has the rules of degrees that divide
+    only some of the regions (12 heads, 3072 columns, degree 8). `refused` says for each row linear
+    that was considered and left out why.
     """
 
     rules: tuple[TensorParallelRule, ...] = ()
@@ -63,14 +67,16 @@ class TensorParallelFinding:
     reason: str = ""
     no_sequence_parallel: str = ""
     tp_divides: int = 1
+    partial: dict[int, tuple[TensorParallelRule, ...]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
-    def by_block(self) -> dict[str, tuple[TensorParallelRule, ...]]:
-        """The rules of each block by its name, as `apply_rules` takes them."""
+    def by_block(self, degree: int = 0) -> dict[str, tuple[TensorParallelRule, ...]]:
+        """The rules of each block by its name, as `apply_rules` takes them at that degree."""
+        chosen = self.partial.get(degree, self.rules)
         return {
             block: rules
             for index, blocks in enumerate(self.structures)
-            if (rules := tuple(r for r in self.rules if index in (r.structures or (index,))))
+            if (rules := tuple(r for r in chosen if index in (r.structures or (index,))))
             for block in blocks
         }
 
@@ -111,11 +117,17 @@ def _finding(
 ) -> TensorParallelFinding:
     chosen, left_out = _agreeing(regions)
     rules = [rule for region in chosen for rule in region.rules]
+    divides = math.gcd(*(region.divides for region in chosen)) if chosen else 1
     return TensorParallelFinding(
         rules=tuple(rules),
         structures=tuple(tuple(names) for names in structures),
         reason=_reason(rules, refused | left_out),
-        tp_divides=math.gcd(*(region.divides for region in chosen)) if chosen else 1,
+        tp_divides=divides,
+        partial={
+            degree: some
+            for degree in PARTIAL_DEGREES
+            if divides > 1 and divides % degree and (some := _divisible(regions, degree))
+        },
         refused=refused | left_out,
     )
 
@@ -148,6 +160,13 @@ class _Region:
             numel=numel * len(names),
             leaks=_also_returns_divided(call, rules),
         )
+
+
+def _divisible(regions: Sequence[_Region], degree: int) -> tuple[TensorParallelRule, ...]:
+    """The rules of the regions that a degree divides."""
+    return tuple(
+        rule for region in regions if region.divides % degree == 0 for rule in region.rules
+    )
 
 
 def _agreeing(regions: Sequence[_Region]) -> tuple[list[_Region], dict[str, str]]:

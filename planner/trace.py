@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 import torch.nn as nn
@@ -29,7 +28,6 @@ from claw_plan.planner.graph import (
 )
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.recorder import Recording
-from claw_plan.planner.side_by_side import side_by_side
 from claw_plan.planner.subject import Subject
 from claw_plan.planner.torch_private import BatchNorm, FakeTensorMode
 from claw_plan.planner.trace_divided import DividedTrace, trace_divided
@@ -110,8 +108,7 @@ def _check_size(model: LoadedModel, cause: TraceError) -> None:
 def _graph_of(subject: Subject, tell: Progress) -> ModelGraph | None:
     """The graph, or None if blocks that stand for others do not cost alike."""
     tell(f"tracing {subject.model.name} at batch sizes {', '.join(map(str, BATCH_SIZES))}")
-    works = [partial(subject.record, size) for size in BATCH_SIZES]
-    recordings = [work() for work in works] if subject.fake is None else side_by_side(works)
+    recordings = subject.record_all(BATCH_SIZES)
     costs, assumptions = _plain_costs(subject, recordings)
     for one, other in subject.alike:
         if _bare(subject, costs, one) != _bare(subject, costs, other):
@@ -188,6 +185,7 @@ def _assemble(
             "is outside the blocks on its first stage"
         )
     assumptions += [*_held_whole(parameters, blocks, divided), *_of_the_batch(subject)]
+    partial = divided.finding.partial
     return ModelGraph(
         name=subject.model.name,
         fingerprint=_fingerprint(subject, parameters),
@@ -195,7 +193,8 @@ def _assemble(
         buffer_bytes=sum(b.numel() * b.element_size() for b in _buffers(subject)),
         units=units,
         costs={name: tuple(each[unit] for unit in distinct) for name, each in costs.items()},
-        tensor_parallel=_rules(subject, divided, units),
+        tensor_parallel=_rules(subject, divided, units, divided.finding.rules),
+        partial={ways: _rules(subject, divided, units, some) for ways, some in partial.items()},
         vocabulary_parallel=divided.vocabulary,
         no_tensor_parallel=divided.finding.reason,
         no_sequence_parallel=divided.finding.no_sequence_parallel,
@@ -212,7 +211,10 @@ def _assemble(
 
 
 def _rules(
-    subject: Subject, divided: DividedTrace, units: Sequence[Unit]
+    subject: Subject,
+    divided: DividedTrace,
+    units: Sequence[Unit],
+    rules: Sequence[TensorParallelRule],
 ) -> tuple[TensorParallelRule, ...]:
     """The rules of the blocks, naming structures as units do."""
     now = {id(module): name for name, module in subject.module.named_modules()}
@@ -223,7 +225,7 @@ def _rules(
     found = [{structure[name] for name in names} for names in divided.finding.structures]
     return tuple(
         replace(rule, structures=tuple(sorted(set().union(*(found[i] for i in rule.structures)))))
-        for rule in divided.finding.rules
+        for rule in rules
     )
 
 
@@ -321,6 +323,7 @@ def _parameters(
     unit_of_block = {name: unit + 1 for unit, name in enumerate(subject.block_names)}
     first_names = {traced_names[i]: found[0] for i, found in names.items() if i in traced_names}
     arrivals = _arrivals(subject, recording, first_names)
+    dims, partial_dims = divided.dims, divided.partial_dims
     result = []
     for identity, found in names.items():
         parameter = tensors[identity]
@@ -339,11 +342,18 @@ def _parameters(
                 dtype=str(subject.dtype_of(parameter)).removeprefix("torch."),
                 trainable=parameter.requires_grad,
                 units=tuple(sorted(own | shared)),
-                tp_dim=next((divided.dims[n] for n in found if n in divided.dims), None),
+                tp_dim=_divided_dim(dims, found),
+                partial_dims=tuple(
+                    (ways, _divided_dim(dims, found)) for ways, dims in partial_dims.items()
+                ),
                 arrival=next((arrivals[n] for n in found if n in arrivals), 0),
             )
         )
     return _numbered(result)
+
+
+def _divided_dim(dims: Mapping[str, int], names: Sequence[str]) -> int | None:
+    return next((dims[name] for name in names if name in dims), None)
 
 
 def _numbered(parameters: Sequence[Parameter]) -> list[Parameter]:

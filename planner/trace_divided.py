@@ -38,13 +38,15 @@ BATCH_SIZES = (2, 3)
 class DividedTrace:
     """What was found, the costs by variant, and the divided dimension of parameters by name.
 
-    `vocabulary` are the rules of embedding tables and heads, named from the model.
+    `partial_dims` has the divided dimensions of each degree that divides less. `vocabulary` are
+    the rules of embedding tables and heads, named from the model.
     """
 
     finding: TensorParallelFinding
     vocabulary: tuple[TensorParallelRule, ...] = ()
     costs: dict[str, list[UnitCost]] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
+    partial_dims: dict[int, dict[str, int]] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
 
 
@@ -79,7 +81,7 @@ def trace_divided(subject: Subject) -> DividedTrace:
 
 
 def _without_rules(error: Exception) -> dict[str, Any]:
-    return {"rules": (), "tp_divides": 1, "reason": str(error)}
+    return {"rules": (), "tp_divides": 1, "partial": {}, "reason": str(error)}
 
 
 def _traced(
@@ -91,7 +93,7 @@ def _traced(
     """The costs with these rules; raises where the model does not run with them."""
     rules = _Rules(blocks=finding.by_block(), vocabulary=vocabulary.rules)
     degrees = [ways for ways in range(2, finding.tp_divides + 1) if finding.tp_divides % ways == 0]
-    works = [partial(_costs, subject, rules, degrees[:2])]
+    works = {TENSOR: partial(_costs, subject, rules, degrees[:2])}
     degrees = [ways for ways in degrees if (subject.seq_len or 1) % ways == 0]
     if not finding.no_sequence_parallel and not degrees:
         why = "the model's inputs have no sequence"
@@ -99,13 +101,22 @@ def _traced(
             why = f"no tensor-parallel degree divides a sequence of {subject.seq_len}"
         finding = replace(finding, no_sequence_parallel=why)
     if not finding.no_sequence_parallel:
-        works.append(partial(_costs, subject, rules, degrees[:2], sequence=True))
-    variants = dict(zip((TENSOR, SEQUENCE), side_by_side(works), strict=False))
+        works[SEQUENCE] = partial(_costs, subject, rules, degrees[:2], sequence=True)
+    some = {
+        degree: _Rules(blocks=finding.by_block(degree), vocabulary=vocabulary.rules)
+        for degree in finding.partial
+    }
+    for degree in some:
+        works[f"{TENSOR}@{degree}"] = partial(_costs, subject, some[degree], [degree])
+    variants = dict(zip(works, side_by_side(list(works.values())), strict=True))
     if why := variants[TENSOR].refused:
         raise PlanError(why)
     if SEQUENCE in variants and (why := variants[SEQUENCE].refused):
         finding = replace(finding, no_sequence_parallel=why)
     costs = {name: variant.costs for name, variant in variants.items() if not variant.refused}
+    # A degree that does not run is not offered.
+    some = {degree: each for degree, each in some.items() if f"{TENSOR}@{degree}" in costs}
+    finding = replace(finding, partial={degree: finding.partial[degree] for degree in some})
     inexact = {name: degree for each in variants.values() for name, degree in each.inexact.items()}
     assumptions = [
         f"under tensor parallelism exact at degree {degree} only: {name}"
@@ -120,6 +131,7 @@ def _traced(
         vocabulary=vocabulary.rules,
         costs=costs,
         dims=_dims(subject, rules, names),
+        partial_dims={degree: _dims(subject, each, names) for degree, each in some.items()},
         assumptions=tuple(assumptions),
     )
 

@@ -10,37 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from typing import NamedTuple
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import floor_ns
 from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime
+from claw_plan.planner.placement import groups_of, tp_nodes
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedules import schedule_of
 from claw_plan.planner.side_by_side import side_by_side
+from claw_plan.planner.stage_path import UnitTime
 
 WORTH_A_PROCESS = 32
 """Layouts whose times take longer to make than a process, some 20 ms."""
-
-
-class UnitTime(NamedTuple):
-    """A unit's forward, its whole backward and that in two parts, and what runs again before it.
-
-    Where the schedule does not tell the parts apart, the first is the whole.
-    """
-
-    forward: int
-    whole: int
-    inputs: int
-    weights: int
-    again: int
-
-    def balanced(self, candidate: Candidate) -> int:
-        """What cuts are to divide evenly: all that runs, or where each stage runs some blocks
-        again the rest.
-        """
-        work = self.forward + min(self.whole, self.inputs + self.weights)
-        return work if candidate.recompute_blocks else work + self.again
 
 
 def pass_floor_ns(time: PassTime) -> int:
@@ -57,7 +38,7 @@ class UnitTimes:
 
     def floors(self, candidate: Candidate) -> dict[int, UnitTime]:
         """The least that the passes can take."""
-        key = _key(candidate)
+        key = self._key(candidate)
         if key not in self._floors:
             self._floors[key] = self.of(candidate, pass_floor_ns)
         return self._floors[key]
@@ -68,7 +49,7 @@ class UnitTimes:
         def floors(some: Sequence[Candidate]) -> list[dict[int, UnitTime]]:
             return [self.of(candidate, pass_floor_ns) for candidate in some]
 
-        new = {_key(c): c for c in candidates if _key(c) not in self._floors}
+        new = {self._key(c): c for c in candidates if self._key(c) not in self._floors}
         half = len(new) // 2 if len(new) >= WORTH_A_PROCESS else len(new)
         several = list(new.values())
         parts = [part for part in (several[:half], several[half:]) if part]
@@ -79,18 +60,21 @@ class UnitTimes:
         """A figure of the passes of each structure of units."""
         problem = self.problem
         size = (variant_of(candidate), candidate.microbatch_size, candidate.tp)
+        groups = groups_of(candidate, problem.devices_per_node)
         splits = schedule_of(candidate.schedule).splits_backward and candidate.recompute == "none"
         found: dict[int, UnitTime] = {}
         last = len(problem.graph.units) - 1
         for index, structure in self._structures:
             up, down = (
-                figure(problem.pass_time(index, *size, backward)) for backward in (False, True)
+                figure(problem.pass_time(index, *size, backward, groups))
+                for backward in (False, True)
             )
-            inputs = figure(problem.part_time(index, *size, INPUTS)) if splits else down
-            weights = figure(problem.part_time(index, *size, WEIGHTS)) if splits else 0
+            inputs = figure(problem.part_time(index, *size, INPUTS, groups)) if splits else down
+            weights = figure(problem.part_time(index, *size, WEIGHTS, groups)) if splits else 0
             again = 0
             if candidate.recompute != "none" and 0 < index < last:
-                again = figure(problem.recompute_time(index, *size, candidate.recompute))
+                mode = candidate.recompute
+                again = figure(problem.recompute_time(index, *size, mode, groups))
             found[structure] = UnitTime(up, down, inputs, weights, again)
         return found
 
@@ -102,10 +86,10 @@ class UnitTimes:
             first.setdefault(unit.structure, index)
         return [(index, structure) for structure, index in first.items()]
 
-
-def _key(candidate: Candidate) -> tuple[object, ...]:
-    """What the times depend on."""
-    return (
-        candidate.tp, candidate.sequence_parallel, candidate.microbatch_size,
-        candidate.recompute, schedule_of(candidate.schedule).splits_backward,
-    )  # fmt: skip
+    def _key(self, candidate: Candidate) -> tuple[object, ...]:
+        """What the times depend on."""
+        return (
+            candidate.tp, tp_nodes(candidate, self.problem.devices_per_node),
+            candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
+            schedule_of(candidate.schedule).splits_backward,
+        )  # fmt: skip

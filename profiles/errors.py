@@ -4,6 +4,7 @@ Each room raises its own class and each class lives in the room that raises it:
 
     ClawPlanError                      profiles.errors
     ├── InputError                     profiles.errors     a file, flag or value that the user gave
+    │   └── CodecError (ValueError)    profiles.codecs     a codec's text, or codes not of a codec
     ├── ProfileError                   profiles.profile    a profile that cannot be read or merged
     ├── TraceError                     planner.errors      a model that cannot be traced or trained
     │   └── ProgramChanges             planner.fit         its operations change with the batch

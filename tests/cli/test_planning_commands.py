@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from claw_plan.cli.main import cli
-from claw_plan.planner import mixed_result
 from claw_plan.planner.errors import InfeasiblePlan, PlanError
+from claw_plan.planner.mixed import result as mixed_result
 from claw_plan.planner.plan import load_plan
 
 

@@ -26,15 +26,31 @@ SP, MIXED, PAIRS = {"sequence_parallel": True}, {"precision": "bfloat16"}, {"mic
 ZERO1, ZERO2 = {"zero": 1}, {"zero": 2}
 CLIP, OFFLOAD = {"clip_norm": 0.5}, {"offload": "optimizer"}
 BUCKETS = {"bucket_bytes": 9000}
+PLANNED = {"buckets": (11, 30, 1, 10)}
+"""Numbers of parameters: the tiny GPT trains 52."""
 TOGETHER, NEAR = {"blocks_per_group": 3}, {"dp_shard": 4, "reshard_ranks": 2}
 FIRST = FULL | {"recompute_blocks": 1}
 HALF_FIRST = HALF | {"recompute_blocks": 3}
+
+
+def _order(text: str) -> dict[str, Any]:
+    """The axes of the mesh, the slowest first."""
+    return {"mesh_order": tuple(text.split())}
+
+
+PP_INSIDE = _order("dp_replicate dp_shard cp pp tp")
+PP_BETWEEN = _order("dp_replicate pp dp_shard cp tp")
+TP_OUTSIDE = _order("tp pp dp_replicate dp_shard cp")
+TP_BETWEEN = _order("pp dp_replicate tp dp_shard cp")
 
 PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     "one": ({}, [{}, FULL | PAIRS, MIXED, HALF | CLIP, OFFLOAD, MIXED | HALF | CLIP | OFFLOAD]),
     "dp_replicate": (
         {"dp_replicate": 2},
-        [{}, FULL | PAIRS, MIXED, BUCKETS, CLIP, HALF | CLIP | OFFLOAD],
+        [
+            *({}, FULL | PAIRS, MIXED, BUCKETS, CLIP, HALF | CLIP | OFFLOAD),
+            *(PLANNED, PLANNED | PAIRS | HALF | CLIP | OFFLOAD),
+        ],
     ),
     "dp_shard": (
         {"dp_shard": 2},
@@ -65,39 +81,44 @@ PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     ),
     "dp_replicate_tp": (
         {"dp_replicate": 2, "tp": 2},
-        [{}, SP | MIXED, SP | CLIP, HALF | OFFLOAD],
+        [{}, SP | MIXED, SP | CLIP, HALF | OFFLOAD, SP | PLANNED | CLIP],
     ),
     "dp_shard_tp": (
         {"dp_shard": 2, "tp": 2},
         [
             *({}, SP | FULL, ZERO1 | CLIP, SP | ZERO2 | HALF | CLIP, MIXED | OFFLOAD),
             *(SP | TOGETHER, SP | NEAR, NEAR | MIXED | TOGETHER | FIRST),
+            *(TP_BETWEEN | SP, TP_OUTSIDE | NEAR),
         ],
     ),
-    "pp_tp": ({"pp": 2, "tp": 2}, [{}, GPIPE | SP | FULL, SP | CLIP, HALF | OFFLOAD | CLIP]),
+    "pp_tp": (
+        {"pp": 2, "tp": 2},
+        [{}, GPIPE | SP | FULL, SP | CLIP, HALF | OFFLOAD | CLIP, TP_OUTSIDE],
+    ),
     "pp_dp_shard": (
         {"pp": 2, "dp_shard": 2},
         [
             *(ZERO1, GPIPE | FULL, {}, ZERO1 | CLIP, HALF | OFFLOAD | CLIP),
             *(TOGETHER, ZERO1 | TOGETHER | FIRST, NEAR, GPIPE | NEAR | TOGETHER | FIRST),
+            *(PP_INSIDE, PP_INSIDE | NEAR),
         ],
     ),
     "pp_dp_replicate": (
         {"pp": 2, "dp_replicate": 2},
-        [{}, GPIPE | BUCKETS, MIXED, CLIP, FULL | OFFLOAD | CLIP],
+        [{}, GPIPE | BUCKETS, MIXED, CLIP, FULL | OFFLOAD | CLIP, PP_INSIDE],
     ),
     "hsdp_tp": (
         {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
-        [SP, ZERO1 | CLIP, SP | ZERO2 | FULL | CLIP | OFFLOAD],
+        [SP, ZERO1 | CLIP, SP | ZERO2 | FULL | CLIP | OFFLOAD, TP_BETWEEN | SP],
     ),
     "pp_dp_shard_tp": (
         {"pp": 2, "dp_shard": 2, "tp": 2},
-        [SP, GPIPE, SP | ZERO1 | CLIP | HALF],
+        [SP, GPIPE, SP | ZERO1 | CLIP | HALF, TP_OUTSIDE | ZERO1, PP_INSIDE | SP],
     ),
     "pp_dp_replicate_tp": ({"pp": 2, "dp_replicate": 2, "tp": 2}, [SP, CLIP | FULL | OFFLOAD]),
     "pp_hsdp": (
         {"pp": 2, "dp_replicate": 2, "dp_shard": 2},
-        [{}, ZERO1 | CLIP | OFFLOAD, FULL | MIXED],
+        [{}, ZERO1 | CLIP | OFFLOAD, FULL | MIXED, PP_BETWEEN],
     ),
 }
 """Name -> (degrees, the ways of running them)."""

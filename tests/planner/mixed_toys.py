@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from claw_plan.planner.mixed_cut import arrangements
-from claw_plan.planner.mixed_kinds import MixedProblem, kinds_of
-from claw_plan.planner.mixed_plan import MixedCandidate
-from claw_plan.planner.mixed_score import MixedScorer
-from claw_plan.planner.mixed_space import MixedSpace, Way
+from claw_plan.planner.mixed.cut import arrangements
+from claw_plan.planner.mixed.kinds import MixedProblem, kinds_of
+from claw_plan.planner.mixed.plan import MixedCandidate
+from claw_plan.planner.mixed.score import MixedScorer
+from claw_plan.planner.mixed.space import MixedSpace, Way
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.profiles.cluster import Cluster, Network, Node

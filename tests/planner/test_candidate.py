@@ -48,7 +48,9 @@ def test_fix_is_read_by_the_kind_of_each_knob():
         ("tp=", "takes knob=value pairs"),
         ("tpp=2", "there is no knob 'tpp'; did you mean 'tp'"),
         ("tp=2,tp=4", "names tp twice"),
-        ("mesh_order=pp", "cannot be pinned"),
+        ("mesh_order=pp/tq", "as in dp_shard/pp/tp, of pp, dp_replicate"),
+        ("mesh_order=pp/tp/pp", "names axes once each"),
+        ("buckets=3", "pin bucket_bytes"),
         ("tp=two", "tp is a whole number, but got 'two'"),
         ("tp=-1", "tp is at least 1, but got '-1'"),
         ("sequence_parallel=2", "sequence_parallel is true or false, but got '2'"),
@@ -58,6 +60,20 @@ def test_what_fix_refuses(text, said):
     with pytest.raises(PlanError) as caught:
         parse_fix(text)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "acts"),
+    [
+        ({"dp_replicate": 2}, True),
+        ({"dp_replicate": 2, "tp": 2}, True),
+        ({"dp_shard": 2}, False),
+        ({"dp_replicate": 2, "pp": 2}, False),
+        ({"dp_replicate": 2, "dp_shard": 2}, False),
+    ],
+)
+def test_buckets_act_where_replicas_meet_during_backward(degrees, acts):
+    assert Candidate(**degrees).reduces_in_backward is acts
 
 
 def test_short_names_what_is_not_neutral():
@@ -97,3 +113,19 @@ def test_counts_that_may_be_nothing():
             Candidate(**{knob: -1})
     with pytest.raises(PlanError, match="blocks_per_group is at least 1, but got"):
         Candidate(blocks_per_group=0)
+
+
+def test_axes_that_a_pinned_order_leaves_out_are_the_slowest():
+    order = parse_fix("mesh_order=dp_shard/pp/tp")["mesh_order"]
+    assert order == ("dp_replicate", "cp", "dp_shard", "pp", "tp")
+
+
+def test_what_is_not_usual_is_said():
+    odd = Candidate(
+        pp=2, dp_replicate=2, collective="ring", codec="one_bit", bucket_bytes=5_000_000,
+        mesh_order=("dp_replicate", "dp_shard", "cp", "pp", "tp"),
+    )  # fmt: skip
+    assert odd.short().endswith(
+        "microbatch 1, buckets of 5 MB, all-reduce by ring, gradients as one_bit, "
+        "mesh dp_replicate/pp"
+    )

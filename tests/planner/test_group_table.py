@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.group_table import SCHEDULE_NAMES, Group, numbered, product_of, table_of
 
+INNER_PP = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+
 
 def test_a_row_is_a_group():
     interleaved = SCHEDULE_NAMES.index("Interleaved1F1B")
-    columns = np.array([[2, 4, 3, 5, 8, interleaved, 2, 7, 1, -1, 1]]).T
-    table = table_of([np.zeros((11, 0), np.int64), columns])
+    columns = np.array([[2, 4, 3, 5, 8, interleaved, 2, 1, 2, 7, 1, -1, 1]]).T
+    table = table_of([np.zeros((13, 0), np.int64), columns])
     base = Candidate(
         pp=2, tp=4, dp_replicate=3, microbatch_size=5, schedule="Interleaved1F1B",
         stages_per_rank=2, recompute="full", recompute_blocks=3, sequence_parallel=True,
-        bucket_bytes=9,
+        bucket_bytes=9, mesh_order=INNER_PP,
     )  # fmt: skip
     assert len(table) == 1 and table.num_devices.tolist() == [24]
-    assert table.group(0, 9, 3, 7) == Group(base=base, microbatches=8, size=7)
+    assert table.group(0, 9, INNER_PP, 3, 7) == Group(base=base, microbatches=8, size=7)
 
 
 def test_a_space_may_be_empty():

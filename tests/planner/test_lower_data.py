@@ -116,19 +116,6 @@ def test_a_pipeline_gathers_its_next_microbatch_among_neighbours_too(toys):
     assert sizes == {4: 2 * 1, 2: 2 * 4}
 
 
-def test_buckets_hold_all_gradients_once(toys):
-    problem = toys.problem(toys.graph(layers=4), global_batch=2)
-    candidate = Candidate(dp_replicate=2, bucket_bytes=1000)
-    graph, _ = lowered(problem, candidate)
-    sizes = [
-        int(size)
-        for size, name in zip(graph.work_bytes, graph.name, strict=True)
-        if name == "bucket"
-    ]
-    # A bucket is full once it holds 1000 bytes: after four blocks of 256, then the table.
-    assert sizes == [4 * 4 * 8 * 8, 4 * 64 * 8]
-
-
 def test_the_gather_of_the_next_block_runs_beside_this_one(toys):
     """Accelerators overlap: a block's gather starts when the block before it starts."""
     problem = toys.problem(toys.graph(layers=4), global_batch=2)
@@ -217,14 +204,6 @@ def test_what_fully_shard_leaves_alone_meets_once_a_step(toys):
             if name.startswith("gradients over")
         ]
         assert sizes == [8] * times
-
-
-def test_it_is_in_the_replicas_buckets(toys):
-    problem = toys.problem(with_scale(toys.graph(layers=4)), global_batch=2)
-    graph, _ = lowered(problem, Candidate(dp_replicate=2))
-    buckets = zip(graph.work_bytes, graph.name, strict=True)
-    sizes = [int(size) for size, name in buckets if name == "bucket"]
-    assert sum(sizes) == 4 * (64 * 8 + 4 * 8 * 8 + 1)
 
 
 def test_no_bound_gathers_it(toys):

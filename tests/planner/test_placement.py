@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import replace
+from itertools import permutations, product
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from claw_plan.planner.candidate import Candidate
@@ -15,11 +16,15 @@ from claw_plan.planner.placement import (
     expert_groups,
     group_nodes,
     groups_of,
+    outcome,
     replica_nodes,
     shard_nodes,
     stage_hosts,
     stride_of,
+    tp_nodes,
 )
+from claw_plan.planner.score import Scorer
+from claw_plan.planner.supported import refusal
 
 WIDE = Candidate(pp=2, dp_replicate=2, dp_shard=2, tp=4)  # 32 ranks
 
@@ -45,23 +50,48 @@ def test_nodes_of_groups(axis, per_node, nodes):
     assert group_nodes(WIDE, axis, per_node) == nodes
 
 
-@given(st.tuples(*[st.integers(1, 4)] * 4), st.integers(1, 9))
-def test_nodes_of_groups_as_the_ranks_lie(degrees, per_node):
-    candidate = Candidate(
-        **dict(zip(("pp", "dp_replicate", "dp_shard", "tp"), degrees, strict=True))
-    )
-    places = list(product(*map(range, degrees)))
-    for axis, name in enumerate(("pp", "dp_replicate", "dp_shard", "tp")):
+AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+
+
+@given(st.tuples(*[st.integers(1, 4)] * 4), st.permutations(AXES), st.integers(1, 9))
+def test_nodes_of_groups_as_the_ranks_lie(degrees, order, per_node):
+    candidate = Candidate(**dict(zip(AXES, degrees, strict=True)), mesh_order=("cp", *order))
+    places = list(product(*(range(getattr(candidate, name)) for name in order)))
+    for axis, name in enumerate(order):
         nodes: dict[tuple[int, ...], set[int]] = {}
         for rank, place in enumerate(places):
             group = place[:axis] + place[axis + 1 :]
             nodes.setdefault(group, set()).add(rank // per_node)
         assert group_nodes(candidate, name, per_node) == max(map(len, nodes.values()))
-    stage_ranks = len(places) // candidate.pp
+    assert tp_nodes(candidate, per_node) == group_nodes(candidate, "tp", per_node)
+    axis = order.index("pp")
     for stage in range(candidate.pp):
-        ranks = range(stage * stage_ranks, (stage + 1) * stage_ranks)
-        crosses = any(r // per_node != (r + stage_ranks) % len(places) // per_node for r in ranks)
+        after = (stage + 1) % candidate.pp
+        pairs = (
+            (rank, places.index((*place[:axis], after, *place[axis + 1 :])))
+            for rank, place in enumerate(places)
+            if place[axis] == stage
+        )
+        crosses = any(own // per_node != peer // per_node for own, peer in pairs)
         assert crosses_node(candidate, stage, per_node) == crosses
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.tuples(*[st.integers(1, 3)] * 4), st.integers(1, 4), st.sampled_from(["cuda", "cpu"]))
+def test_orders_of_one_outcome_make_the_same_step(toys, degrees, per_node, kind):
+    """All orders of the axes, simulated; heads divide by 1 and 2, or 3."""
+    base = Candidate(**dict(zip(AXES, degrees, strict=True)))
+    assume(not refusal(base))
+    nodes = -(-base.num_devices // per_node)
+    cluster = toys.cluster(nodes=nodes, devices=per_node, kind=kind)
+    problem = toys.problem(toys.graph(layers=4, heads=6), cluster, global_batch=2 * base.dp)
+    scorer, times = Scorer(problem), {}
+    for order in permutations(AXES):
+        candidate = replace(base, mesh_order=("cp", *order))
+        found = outcome(candidate, per_node, by_host=kind == "cpu")
+        path = scorer.bounds.stage_path(candidate)
+        times.setdefault(found, set()).add(scorer.step_time_ns(candidate, path.cuts))
+    assert all(len(each) == 1 for each in times.values())
 
 
 def test_neighbouring_stages():

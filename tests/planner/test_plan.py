@@ -9,7 +9,7 @@ import yaml
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.plan import candidate_mapping, load_plan, plan_text
+from claw_plan.planner.plan import candidate_from, candidate_mapping, load_plan, plan_text
 from claw_plan.planner.plan_writer import write_plan
 from claw_plan.planner.score import Scorer
 from claw_plan.profiles.errors import InputError
@@ -56,11 +56,8 @@ def test_written_and_read_back(plan, tmp_path):
 
 
 def test_every_knob_of_a_candidate_is_written():
-    assert Candidate(**_tupled(candidate_mapping(Candidate(tp=4)))) == Candidate(tp=4)
-
-
-def _tupled(values):
-    return {**values, "mesh_order": tuple(values["mesh_order"])}
+    candidate = Candidate(dp_replicate=4, buckets=(3, 1))
+    assert candidate_from(candidate_mapping(candidate)) == candidate
 
 
 @pytest.mark.parametrize(
@@ -93,6 +90,8 @@ def test_a_wrong_value_is_named_with_its_place(plan, tmp_path, path_of_key, valu
         ({"sequence_parallel": 1}, "candidate.sequence_parallel is of type bool, but got 1"),
         ({"pp": 0}, "pp is at least 1"),
         ({"mesh_order": ["pp", "tp"]}, "mesh_order names"),
+        ({"buckets": [3, "1"]}, "candidate.buckets are numbers of parameters, but got [3, '1']"),
+        ({"buckets": [3, 0]}, "at least 1 parameter each"),
     ],
 )
 def test_knobs_that_cannot_be(plan, change, said):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from claw_plan.planner.candidate import MESH_ORDER
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_check import check_plan, model_of_plan
@@ -55,6 +54,7 @@ def test_a_plan_whose_parts_agree_passes():
     "path, value, said",
     [
         (["training", "seq_len"], -1, "training.seq_len is at least 1"),
+        (["candidate", "buckets"], [3, 1], "candidate.buckets act where dp_replicate is over 1"),
         (["training", "global_batch"], 16, "microbatches of 2 makes 4"),
         (["training", "global_batch"], 7, "7 does not divide into dp=2"),
         (["cluster", "nodes", 0, "devices", "count"], 2, "uses 4 devices .* cluster has 2"),
@@ -66,7 +66,6 @@ def test_a_plan_whose_parts_agree_passes():
         (["candidate", "reshard_ranks"], True, "reshard_ranks is of type int, but got True"),
         (["candidate", "blocks_per_group"], 0, "blocks_per_group is at least 1, but got"),
         (["candidate", "bucket_bytes"], -5, "bucket_bytes is at least 1"),
-        (["candidate", "mesh_order"], list(reversed(MESH_ORDER)), "mesh_order is pp"),
         (["mesh", "axes"], {"pp": 7}, "but the candidate makes"),
         (["mesh", "devices"], ["0:0"], "names 1 different devices for 1 ranks"),
         (["mesh", "devices"], ["0:0"] * 4, "names 1 different devices for 4 ranks"),

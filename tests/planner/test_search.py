@@ -62,3 +62,9 @@ def test_what_is_known_ends_the_search_early():
     """A branch that cannot be faster is not opened; of equal times what was opened comes first."""
     outcome = best_first([leaf(1, 4, 5), leaf(2, 6, 6)], known=[(5, 0)])
     assert outcome.ranked == ((5, 1), (5, 0)) and outcome.left == 0
+
+
+def test_with_a_limit_only_shorter_times_are_looked_for():
+    outcome = best_first([leaf(0, 3, 9), leaf(1, 5, 6), leaf(2, 7, 8)], limit_ns=7)
+    assert [*outcome.ranked] == [(6, 1), (9, 0)] and outcome.gap == 0.0
+    assert best_first([leaf(0, 7, 8)], limit_ns=7).ranked == ()

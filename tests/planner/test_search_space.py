@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from claw_plan.planner.candidate import MESH_ORDER
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import may_be_cut_otherwise, search_closer, search_space
@@ -14,7 +15,7 @@ from claw_plan.planner.space import Space
 from claw_plan.profiles.trainer import NEUTRAL
 from claw_plan.profiles.trainers import load_trainers
 
-FEWER = {"offload": "none", "microbatch_size": 1}
+FEWER = {"offload": "none", "microbatch_size": 1, "mesh_order": MESH_ORDER}
 """Pins that make a space small enough to be simulated whole."""
 
 
@@ -56,6 +57,20 @@ def test_search_equals_brute_force(toys, nodes, devices, precision, kind):
     expected = brute_force(scorer, space)
     assert found.times_ns[found.ranked[0][0]] == expected[0]
     assert found.report.gap == 0.0 and found.report.optimal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_it_does_with_the_axes_in_any_order(toys, kind):
+    """On two nodes of three devices some groups of tp=2 lie on both, whatever the order."""
+    cluster = toys.cluster(nodes=2, devices=3, kind=kind, inter_bytes_per_s=1e4)
+    problem = toys.problem(toys.graph(layers=3, heads=2), cluster, global_batch=6)
+    scorer = Scorer(problem)
+    space = Space(problem, {"offload": "none", "microbatch_size": 1, "blocks_per_group": 1})
+    assert space.knob_sizes()["mesh_order"] > 2
+    found = search_space(scorer, space)
+    assert found.times_ns[found.ranked[0][0]] == brute_force(scorer, space)[0]
+    assert found.report.optimal
 
 
 @pytest.mark.parametrize("memory_bytes", [8_000, 20_000, 24_000])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from math import prod
 
+import numpy as np
 import pytest
 
 from claw_plan.planner.candidate import Candidate
@@ -36,11 +38,49 @@ def runs(schedule, pp, stages, layers, count):
     return stages == (2 if schedule == "ZBVZeroBubble" else 1)
 
 
-def spans_too_many(tp, devices, most):
-    """Whether some tensor-parallel group lies on more nodes than one that starts a node does."""
-    groups = [range(first, first + tp) for first in range(0, most, tp)]
-    nodes = [len({rank // devices for rank in group}) for group in groups]
-    return max(nodes) > -(-tp // devices)
+ORDERS = (
+    "pp dp_replicate dp_shard cp tp",
+    "dp_replicate dp_shard cp pp tp",
+    "dp_replicate pp dp_shard cp tp",
+    "pp tp dp_replicate dp_shard cp",
+    "tp pp dp_replicate dp_shard cp",
+    "dp_replicate dp_shard cp tp pp",
+    "tp dp_replicate dp_shard cp pp",
+)
+
+
+def in_orders(candidate, devices):
+    """With the axes in each order whose ranks lie otherwise than in those before it."""
+    found = {}
+    for text in ORDERS:
+        order = tuple(text.split())
+        ranks = np.arange(candidate.num_devices)
+        grid = ranks.reshape([getattr(candidate, axis) for axis in order])
+        spans = [
+            nodes_of(np.moveaxis(grid, order.index(axis), -1), devices)
+            for axis in ("tp", "dp_replicate", "dp_shard")
+        ]
+        stages = np.moveaxis(grid, order.index("pp"), 0).reshape(candidate.pp, -1) // devices
+        crosses = [
+            bool((stages[i] != stages[(i + 1) % len(stages)]).any()) for i in range(len(stages))
+        ]
+        laid = replace(candidate, mesh_order=order)
+        found.setdefault(repr((spans, crosses, near_of(laid, devices))), laid)
+    return found.values()
+
+
+def nodes_of(groups, devices):
+    """The most nodes of a group, groups along the last axis."""
+    rows = groups.reshape(-1, groups.shape[-1]) // devices
+    return max(len(set(row)) for row in rows.tolist())
+
+
+def near_of(candidate, devices):
+    """The most neighbours on dp_shard within a node, in a list; empty where there are none."""
+    order = candidate.mesh_order
+    apart = prod(getattr(candidate, axis) for axis in order[order.index("dp_shard") + 1 :])
+    inside = [n for n in range(2, candidate.dp_shard) if devices % (n * apart) == 0]
+    return [n for n in inside if candidate.dp_shard % n == 0][-1:]
 
 
 def by_loops(layers, heads, nodes, devices, batch):
@@ -50,8 +90,6 @@ def by_loops(layers, heads, nodes, devices, batch):
     for pp, tp, replicate, shard in product(degrees, repeat=4):
         used = pp * tp * replicate * shard
         if used > nodes * devices or heads % tp or pp > layers:
-            continue
-        if used > devices and spans_too_many(tp, devices, nodes * devices):
             continue
         for size in range(1, batch + 1):
             if batch % (replicate * shard * size):
@@ -79,14 +117,14 @@ def by_loops(layers, heads, nodes, devices, batch):
                     sequence_parallel=sequence, recompute=recompute, offload=offload,
                 )  # fmt: skip
                 if not refusal(candidate):
-                    yield from finer(candidate, -(-layers // (pp * stages)), devices)
+                    for laid in in_orders(candidate, devices):
+                        yield from finer(laid, -(-layers // (pp * stages)), devices)
 
 
 def finer(candidate, blocks, devices):
     """With some blocks of a stage run again, or gathered together, or among near ranks."""
     again = range(blocks if candidate.recompute != "none" else 1)
-    inside = [n for n in range(2, candidate.dp_shard) if devices % (n * candidate.tp) == 0]
-    near = [n for n in inside if candidate.dp_shard % n == 0][-1:] * (candidate.zero == 3)
+    near = near_of(candidate, devices) * (candidate.zero == 3)
     together = [n for n in (1, 2, 4) if n <= blocks and (n == 1 or candidate.dp_shard > 1)]
     for some, ranks, number in product(again, [0, *near], together):
         yield replace(
@@ -96,7 +134,7 @@ def finer(candidate, blocks, devices):
 
 @pytest.mark.parametrize("nodes, devices, batch", [(1, 4, 8), (2, 3, 6), (3, 2, 12)])
 def test_holds_every_legal_candidate_once(toys, nodes, devices, batch):
-    """Two heads on nodes of three devices: tp=2 is offered in one node only."""
+    """Two heads; on nodes of three devices some groups of tp=2 lie on two."""
     cluster = toys.cluster(nodes=nodes, devices=devices)
     problem = toys.problem(toys.graph(layers=6, heads=2), cluster, global_batch=batch)
     space = Space(problem, {})

@@ -13,6 +13,8 @@ from claw_plan.planner.supported import COMPOSITIONS, can_grow_from, proof, refu
 
 ROOT = Path(__file__).parents[2]
 
+SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
+
 
 @pytest.mark.parametrize(
     "change, said",
@@ -32,6 +34,7 @@ ROOT = Path(__file__).parents[2]
         ({"reshard_ranks": 4, "dp_shard": 6}, "dp_shard=6 must be a multiple of it"),
         ({"reshard_ranks": 2}, "dp_shard=1 must be a multiple of it"),
         ({"pp": 2, "tp": 2, "dp_shard": 2, "dp_replicate": 2}, "no test proves"),
+        ({"dp_shard": 2, "dp_replicate": 2, "mesh_order": SHARDS_FIRST}, "a mesh of replicas of"),
     ],
 )
 def test_refused_with_a_reason(change, said):
@@ -42,6 +45,7 @@ def test_offered():
     assert refusal(Candidate(pp=2, tp=2, dp_shard=2, schedule="GPipe")) == ""
     assert refusal(Candidate(dp_shard=4, reshard_ranks=2, blocks_per_group=3)) == ""
     assert refusal(Candidate(recompute="half", recompute_blocks=3)) == ""
+    assert refusal(Candidate(dp_shard=4, pp=2, mesh_order=SHARDS_FIRST)) == ""
     assert can_grow_from(Candidate(pp=2, tp=2))
 
 

@@ -1,0 +1,63 @@
+"""Backwards of a model that train nothing become the ready times of its gradients.
+
+`planner.bucket_plan` cuts buckets by them; where nothing is recorded `planner.bucket_choice` reads
+them off a simulated step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.planner.bucket_plan import Gradients
+
+Backward = Callable[[], object]
+"""Forward and backward of the module without any synchronisation of gradients."""
+
+
+def record_ready(
+    module: nn.Module, backward: Backward, repeats: int, group: dist.ProcessGroup | None = None
+) -> Gradients:
+    """When each gradient is complete after a call begins, last parameter to first; medians.
+
+    Of several ranks the latest counts, because a bucket meets all of them; all ranks of `group`
+    call this. Gradients are left cleared. Raises ExecutionError when one never comes.
+    """
+    trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad][::-1]
+    seen: dict[int, list[int]] = {id(parameter): [] for _, parameter in trained}
+    start_ns = 0
+
+    def note(parameter: torch.Tensor) -> None:
+        seen[id(parameter)].append(time.perf_counter_ns() - start_ns)
+
+    handles = [p.register_post_accumulate_grad_hook(note) for _, p in trained]
+    try:
+        for _ in range(repeats):
+            module.zero_grad()
+            start_ns = time.perf_counter_ns()
+            backward()
+    finally:
+        module.zero_grad()
+        for handle in handles:
+            handle.remove()
+    missing = next((name for name, p in trained if not seen[id(p)]), None)
+    if missing is not None:
+        raise ExecutionError(f"no backward reached {missing}, so it is never ready")
+    ready = [int(statistics.median(seen[id(parameter)])) for _, parameter in trained]
+    return Gradients(
+        ready_ns=tuple(_latest(ready, group)), numels=tuple(p.numel() for _, p in trained)
+    )
+
+
+def _latest(ready_ns: Sequence[int], group: dist.ProcessGroup | None) -> list[int]:
+    if group is None:
+        return [*ready_ns]
+    latest = torch.tensor(ready_ns, dtype=torch.int64)
+    dist.all_reduce(latest, op=dist.ReduceOp.MAX, group=group)
+    return [int(value) for value in latest.tolist()]

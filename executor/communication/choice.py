@@ -1,0 +1,94 @@
+"""Modelled and measured times of one collective to the algorithm to use next.
+
+No rank, no message, no clock: given the same times every rank chooses the same. First each
+algorithm that the model holds for near the best is tried a few times, then the fastest is used;
+it is left for one that is clearly faster. What was not tried is judged by the model, times the
+ratio that measured and modelled times have where both are known.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+TRIALS = 3
+"""Measured so often, an algorithm's median is believed."""
+
+REMEMBERED = 9
+"""The last times of each: a changed network is seen after half of them."""
+
+NEAR = 2.0
+"""Tried is what the model takes for at most so many times the best: it errs by less, where
+messages are not so short that starting them is all."""
+
+HYSTERESIS = 0.05
+"""Another must be faster by so much: a change costs nothing, but noise would cause it."""
+
+DRIFT = 1.5
+"""A time that has changed by such a factor says that the network has."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """The state of one size of buffer. Algorithms without a modelled time are always tried."""
+
+    modelled_ns: Mapping[str, float]
+    """Of the candidates; None for what no model knows."""
+
+    current: str
+    unmodelled: frozenset[str] = frozenset()
+    measured_ns: dict[str, deque[float]] = field(default_factory=dict)
+    settled_ns: float = 0.0
+    """What the current one took when it was chosen after all trials; 0 before."""
+
+    def observe(self, algorithm: str, time_ns: float) -> None:
+        """One call took so long."""
+        self.measured_ns.setdefault(algorithm, deque(maxlen=REMEMBERED)).append(time_ns)
+
+    def estimate_ns(self, algorithm: str) -> float:
+        """What a call would take; 0 for what nobody knows anything of."""
+        if times := self.measured_ns.get(algorithm):
+            return statistics.median(times)
+        return self.modelled_ns.get(algorithm, 0.0) * self._correction()
+
+    def next(self, wanted: str = "") -> str:
+        """Decides; `wanted` is tried even if the model thinks little of it."""
+        candidates = (*self.modelled_ns, *sorted(self.unmodelled))
+        known = [self.estimate_ns(name) for name in self.modelled_ns]
+        limit = NEAR * min(known)
+        for name in candidates:
+            worth = name in self.unmodelled or name == wanted or self.estimate_ns(name) <= limit
+            if worth and len(self.measured_ns.get(name, ())) < TRIALS:
+                self.current = name
+                return name
+        best = min(candidates, key=self.estimate_ns)
+        is_first = not self.settled_ns
+        if is_first or self.estimate_ns(best) < (1 - HYSTERESIS) * self.estimate_ns(self.current):
+            self.current = best
+            self.settled_ns = self.estimate_ns(best)
+        return self.current
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether what is used now takes another time than when it was chosen."""
+        times = self.measured_ns.get(self.current)
+        if not self.settled_ns or not times:
+            return False
+        ratio = statistics.median(times) / self.settled_ns
+        return not 1 / DRIFT < ratio < DRIFT
+
+    def forget(self, modelled_ns: Mapping[str, float]) -> None:
+        """Begins anew with other modelled times; goes on with what is used now until then."""
+        self.modelled_ns = modelled_ns
+        self.measured_ns.clear()
+        self.settled_ns = 0.0
+
+    def _correction(self) -> float:
+        ratios = [
+            statistics.median(times) / self.modelled_ns[name]
+            for name, times in self.measured_ns.items()
+            if self.modelled_ns.get(name)
+        ]
+        return statistics.median(ratios) if ratios else 1.0

@@ -1,0 +1,210 @@
+"""The mean of a flat tensor over ranks, with codes on the wire instead of numbers.
+
+Two phases, as 1-bit Adam has them: every rank encodes one chunk for each rank and sends it there;
+who got a chunk decodes, takes the mean, encodes that and sends it to all. Every rank decodes the
+same codes of the means, the sender as well, so all end with equal bits. What an encoding left out
+is kept in a `TwoPhaseFeedback` for the next call, at the workers and at the server.
+
+Under `hierarchical` the numbers travel whole inside nodes, and codes between them alone.
+
+Source: Tang et al., "1-bit Adam", ICML 2021, section 4 and figure 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from claw_plan.executor.communication.algorithms import (
+    NATIVE,
+    all_to_all,
+    flat_nodes,
+    run_steps,
+    schedule_of,
+)
+from claw_plan.kernels.codec import Codec
+from claw_plan.kernels.error_feedback import ErrorFeedback
+from claw_plan.profiles.collective_schedules import Nodes, inside_nodes
+
+UNIT = 8
+"""Chunks begin at multiples of so many elements: bits fill whole bytes."""
+
+
+class TwoPhaseFeedback:
+    """What the encodings of one bucket left out, as a worker and as the server of one chunk."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.worker = ErrorFeedback(codec)
+        self.server = ErrorFeedback(codec)
+
+    def reset(self) -> None:
+        """Forgets both, as when the ranks or the meaning of the buckets change."""
+        self.worker.reset()
+        self.server.reset()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What must be saved, on this rank: no other rank can use it, nor another number of them.
+
+        Empty before the first use.
+        """
+        return {
+            f"{name}.{key}": value
+            for name, feedback in self._named()
+            for key, value in feedback.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes up what `state_dict` gave."""
+        for name, feedback in self._named():
+            own = f"{name}."
+            feedback.load_state_dict(
+                {key[len(own) :]: value for key, value in state.items() if key.startswith(own)}
+            )
+
+    def _named(self) -> tuple[tuple[str, ErrorFeedback], ...]:
+        return ("worker", self.worker), ("server", self.server)
+
+
+def compressed_mean(
+    flat: Tensor,
+    codec: Codec,
+    feedback: TwoPhaseFeedback | None,
+    group: dist.ProcessGroup,
+    algorithm: str = NATIVE,
+    nodes: Nodes | None = None,
+) -> Tensor:
+    """The mean over the group in `flat`'s dtype; `flat` is kept.
+
+    Sums are made in float32, of float64 in float64. `algorithm` gathers the means: the backend's
+    own collectives, the rounds of one of `ALGORITHMS` (those that cannot gather are replaced by
+    `halving_doubling` or `ring`), or `hierarchical`. With one rank nothing is encoded.
+    """
+    if group.size() == 1:
+        return flat.clone()
+    dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    if algorithm != "hierarchical":
+        members = range(group.size())
+        numbers = flat.to(dtype)
+        return _two_phases(numbers, codec, feedback, group, algorithm, members).to(flat.dtype)
+    numbers = flat.to(dtype, copy=True)
+    nodes = nodes or flat_nodes(group)
+    inside, elsewhere = inside_nodes(group.rank(), nodes)
+    bounds = chunk_bounds(flat.numel(), inside.chunks)
+    run_steps(numbers, inside.down, bounds, group)
+    if elsewhere:
+        own = numbers[bounds[inside.holds[0]] : bounds[inside.holds[1]]]
+        own.mul_(len(nodes) / group.size())
+        if len(elsewhere) > 1:
+            own.copy_(_two_phases(own, codec, feedback, group, algorithm, elsewhere))
+    run_steps(numbers, inside.up, bounds, group)
+    return numbers.to(flat.dtype)
+
+
+def chunk_bounds(numel: int, parts: int) -> list[int]:
+    """Where each part begins, a multiple of `UNIT`, and `numel`."""
+    units = -(-numel // UNIT)
+    return [min(numel, UNIT * (units * part // parts)) for part in range(parts + 1)]
+
+
+def wire_bytes_sent(codec: Codec, numel: int, ranks: int) -> list[int]:
+    """What each of the ranks sends in one flat `compressed_mean`, by algebra."""
+    bounds = chunk_bounds(numel, ranks)
+    sizes = [codec.wire_bytes(end - begin) for begin, end in pairwise(bounds)]
+    return [sum(sizes) - size + (ranks - 1) * max(sizes) for size in sizes]
+
+
+def _two_phases(
+    numbers: Tensor,
+    codec: Codec,
+    feedback: TwoPhaseFeedback | None,
+    group: dist.ProcessGroup,
+    algorithm: str,
+    members: Sequence[int],
+) -> Tensor:
+    """The mean over `members` of the group, of which this rank is one."""
+    place, count = list(members).index(group.rank()), len(members)
+    bounds = chunk_bounds(numbers.numel(), count)
+    chunks = [numbers[bounds[i] : bounds[i + 1]] for i in range(count)]
+    sizes = [chunk.numel() for chunk in chunks]
+    if feedback is None:
+        codes = [codec.encode(chunk) for chunk in chunks]
+    else:
+        codes = feedback.worker.encode_chunks(numbers, sizes)
+    own = chunks[place]
+    came = _scattered(codes, codec, own.numel(), group, algorithm, members)
+    mean = torch.zeros_like(own)
+    for code in came:
+        mean += codec.decode(code, own.numel(), numbers.dtype)
+    mean /= count
+    code = codec.encode(mean) if feedback is None else feedback.server.encode(mean)
+    wires = [codec.wire_bytes(size) for size in sizes]
+    means = _gathered(code, wires, codec.has_fixed_size, group, algorithm, members)
+    parts = [
+        codec.decode(code, size, numbers.dtype) for code, size in zip(means, sizes, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _scattered(
+    codes: Sequence[Tensor],
+    codec: Codec,
+    numel: int,
+    group: dist.ProcessGroup,
+    algorithm: str,
+    members: Sequence[int],
+) -> list[Tensor]:
+    """Each member's codes for this rank."""
+    sizes = [codec.wire_bytes(numel)] * len(members)
+    if not codec.has_fixed_size:
+        lengths = [torch.tensor([code.numel()], device=code.device) for code in codes]
+        told = all_to_all(lengths, [1] * len(members), group, members)
+        sizes = [int(length) for length in torch.cat(told).tolist()]
+    if algorithm != NATIVE:
+        return all_to_all(codes, sizes, group, members)
+    came = codes[0].new_empty(sum(sizes))
+    sent = torch.cat(list(codes))
+    dist.all_to_all_single(came, sent, sizes, [code.numel() for code in codes], group=group)
+    return list(came.split(sizes))
+
+
+def _gathered(
+    code: Tensor,
+    wires: Sequence[int],
+    has_fixed_size: bool,
+    group: dist.ProcessGroup,
+    algorithm: str,
+    members: Sequence[int],
+) -> list[Tensor]:
+    """Every member's codes, in buffers of one size."""
+    place, count = list(members).index(group.rank()), len(members)
+    sizes = list(wires)
+    if not has_fixed_size:
+        own = torch.tensor([code.numel()], device=code.device)
+        sizes = [int(size) for size in all_to_all([own] * count, [1] * count, group, members)]
+    largest = max(sizes)
+    staged = code.new_zeros(count, largest)
+    staged[place, : code.numel()] = code
+    if algorithm == NATIVE:
+        whole = torch.empty_like(staged)
+        dist.all_gather_single(whole.view(-1), staged[place], group=group)
+        staged = whole
+    else:
+        doubles = algorithm not in ("ring", "hierarchical") and count & (count - 1) == 0
+        name = "halving_doubling" if doubles else "ring"
+        schedule = schedule_of(name, group.rank(), (tuple(members),))
+        order = _bit_reversed(count) if doubles else list(range(count))
+        staged = staged[order]
+        bounds = [largest * part for part in range(count + 1)]
+        run_steps(staged.view(-1), schedule.up, bounds, group)
+        staged = staged[order]
+    return [row[:size] for row, size in zip(staged, sizes, strict=True)]
+
+
+def _bit_reversed(count: int) -> list[int]:
+    """Which chunk `halving_doubling` leaves with the rank of each place; its own inverse."""
+    bits = count.bit_length() - 1
+    return [int(format(place, f"0{bits}b")[::-1], 2) for place in range(count)]

@@ -1,0 +1,168 @@
+"""Chooses the algorithm of every all-reduce by what it costs on this network, again and again.
+
+    selector = Selector(create_group(), parse_options({"check_interval": "500ms"}))
+    selector.all_reduce(bucket)          # in every step, the same buckets on every rank
+    selector.step_ended()                # changes happen here and nowhere else
+
+A short probe gives each size a modelled time for every algorithm; `choice` tries what is near the
+best and settles. At the end of a step all ranks take the longest time that any of them saw of each
+call and so decide alike. The ways are open since the group was made: a change costs the one small
+all-reduce of the decision. Sums have other last bits after it, so `switches` keeps the steps of
+all changes for whoever plays a run again.
+
+Not told apart: what a call takes, and how much later than others some rank came to it. The latter
+lengthens all algorithms alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from claw_plan.executor.communication.algorithms import NATIVE
+from claw_plan.executor.communication.choice import Choice
+from claw_plan.executor.communication.group import CollectiveGroup
+from claw_plan.executor.communication.probe import probe_links
+from claw_plan.executor.communication.selector_options import SelectorOptions
+from claw_plan.profiles.collective_algorithms import time_ns
+from claw_plan.profiles.collective_schedules import ALGORITHMS, node_sizes
+from claw_plan.profiles.units import NS_PER_MS, NS_PER_S
+
+CALLS = 256
+"""So many calls are compared at the end of a step; later ones are not timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """After `step` buffers of this size went by another algorithm."""
+
+    step: int
+    size_bytes: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    size_bytes: int
+    algorithm: str
+    elapsed_ns: Callable[[], float]
+
+
+class Selector:
+    """All-reduces of one group. Every rank calls everything, in the same order."""
+
+    def __init__(self, group: CollectiveGroup, options: SelectorOptions | None = None) -> None:
+        self.group, self.options = group, options or SelectorOptions()
+        self.switches: list[Switch] = []
+        self.links = probe_links(group)
+        self._choices: dict[int, Choice] = {}
+        self._calls: list[_Call] = []
+        self._slow: set[int] = set()
+        self._step, self._next_check, self._checked_step = 0, 1, 0
+        self._checked_ns = time.perf_counter_ns()
+
+    def algorithm(self, size_bytes: int) -> str:
+        """What buffers of so many bytes go by now."""
+        return self._choice(size_bytes).current
+
+    def all_reduce(self, flat: Tensor) -> None:
+        """Replaces `flat` by the sum, and notes how long that took."""
+        name = self.algorithm(flat.nbytes)
+        elapsed = _timed(lambda: self.group.using(name).all_reduce(flat), flat.device)
+        if len(self._calls) < CALLS:
+            self._calls.append(_Call(size_bytes=flat.nbytes, algorithm=name, elapsed_ns=elapsed))
+
+    def step_ended(self) -> None:
+        """Every `check_interval`, counted in steps so that ranks agree: compares and decides.
+
+        While algorithms are on trial, after every step.
+        """
+        self._step += 1
+        if self._step < self._next_check or not self._calls:
+            return
+        step_ns = self._observe()
+        slow = {size for size in self._choices if self._is_slow(size)}
+        if slow - self._slow or any(choice.has_drifted for choice in self._choices.values()):
+            self.links = probe_links(self.group)
+            for size, choice in self._choices.items():
+                choice.forget(self._modelled_ns(size))
+        self._slow = slow
+        for size in self._choices:
+            self._decide(size)
+        pause = max(1, round(self.options.check_interval_ns / step_ns))
+        on_trial = any(not choice.settled_ns for choice in self._choices.values())
+        self._next_check = self._step + (1 if on_trial else pause)
+
+    def _decide(self, size: int) -> None:
+        choice = self._choices[size]
+        before = choice.current
+        after = choice.next(self.options.fallback_topology if size in self._slow else "")
+        if before != after:
+            switch = Switch(step=self._step, size_bytes=size, before=before, after=after)
+            self.switches.append(switch)
+
+    def bandwidth(self, size_bytes: int) -> float:
+        """Bytes a second that every rank sends, by the last times; 0 before any."""
+        choice = self._choice(size_bytes)
+        ranks = self.group.process_group.size()
+        spent_ns = choice.estimate_ns(choice.current) if choice.measured_ns else 0.0
+        # what an all-reduce has to send at least, as nccl-tests' bus bandwidth
+        return 2 * (ranks - 1) / ranks * size_bytes * NS_PER_S / spent_ns if spent_ns else 0.0
+
+    def _choice(self, size_bytes: int) -> Choice:
+        if size_bytes not in self._choices:
+            modelled = self._modelled_ns(size_bytes)
+            choice = Choice(modelled, NATIVE, frozenset({NATIVE}))
+            choice.next()
+            self._choices[size_bytes] = choice
+        return self._choices[size_bytes]
+
+    def _modelled_ns(self, size_bytes: int) -> dict[str, float]:
+        sizes = node_sizes(self.group.nodes)
+        return {name: time_ns(name, size_bytes, sizes, self.links) for name in ALGORITHMS}
+
+    def _observe(self) -> float:
+        """Takes up the calls since the last check; answers with a step's nanoseconds."""
+        now_ns, steps = time.perf_counter_ns(), self._step - self._checked_step
+        step_ns = (now_ns - self._checked_ns) / steps
+        told = torch.tensor(
+            [*(call.elapsed_ns() for call in self._calls), step_ns],
+            dtype=torch.float64,
+            device=self.group.device,
+        )
+        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.group.process_group)
+        *longest, step_ns = told.tolist()
+        for call, spent_ns in zip(self._calls, longest, strict=True):
+            self._choices[call.size_bytes].observe(call.algorithm, spent_ns)
+        self._calls.clear()
+        self._checked_ns, self._checked_step = now_ns, self._step
+        return float(step_ns)
+
+    def _is_slow(self, size_bytes: int) -> bool:
+        threshold = self.options.bandwidth_threshold_bytes_per_s
+        return 0 < self.bandwidth(size_bytes) < threshold
+
+
+def _timed(call: Callable[[], None], device: torch.device) -> Callable[[], float]:
+    """Calls, and answers with what tells the nanoseconds later, when a GPU has come so far."""
+    if device.type != "cuda":
+        started = time.perf_counter_ns()
+        call()
+        spent = float(time.perf_counter_ns() - started)
+        return lambda: spent
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+
+    def elapsed_ns() -> float:
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * NS_PER_MS
+
+    return elapsed_ns

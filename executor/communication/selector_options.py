@@ -1,0 +1,77 @@
+"""What an operator writes about switching collectives, to numbers, and how it is read.
+
+    parse_options({"bandwidth_threshold": "50MBps", "fallback_topology": "tree",
+                   "check_interval": "500ms"})
+
+The usual reading, "below the threshold take the fallback", is wrong for a tree: it sends more
+bytes than a ring, so that low bandwidth speaks against it. Here the threshold says when the links
+are measured again, the fallback gets a trial then, and what is fastest is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from claw_plan.executor.benchmark_rates import gigabytes_per_s
+from claw_plan.executor.communication.algorithms import NAMES
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.profiles.errors import near_matches
+from claw_plan.profiles.units import NS_PER_MS, ms_from_ns, parse_bytes_per_s, parse_ns
+
+_KEYS = ("bandwidth_threshold", "fallback_topology", "check_interval")
+_BPS = re.compile(r"([KMGT]?i?B)ps\s*\Z")
+"""'50MBps' is 50 MB/s; with a lower-case b ('50Mbps') it is bits, which units know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectorOptions:
+    """When a selector looks again, and what it tries then."""
+
+    bandwidth_threshold_bytes_per_s: float = 0.0
+    """Below it links are measured again; 0: only when times have changed."""
+
+    fallback_topology: str = ""
+    """Tried whenever the threshold is passed, whatever the model says of it; '': none."""
+
+    check_interval_ns: int = 500 * NS_PER_MS
+    """About so often, always at the end of a step."""
+
+    def explained(self) -> str:
+        """How the options are read, in a sentence each."""
+        every = f"about every {ms_from_ns(self.check_interval_ns):g} ms, at the end of a step, "
+        said = [every + "times are compared; an algorithm that is 5 % faster is changed to"]
+        if self.bandwidth_threshold_bytes_per_s:
+            rate = gigabytes_per_s(self.bandwidth_threshold_bytes_per_s)
+            said.append(f"when a bandwidth falls below {rate} the links are measured again")
+        if self.fallback_topology:
+            said.append(
+                f"{self.fallback_topology} is tried then and used only if it is the fastest: low "
+                "bandwidth alone favours what sends the fewest bytes, as a ring does"
+            )
+        return "; ".join(said)
+
+
+def parse_options(options: Mapping[str, str]) -> SelectorOptions:
+    """Raises ExecutionError or InputError for what is unknown or has no unit."""
+    for key in options:
+        if key not in _KEYS:
+            raise ExecutionError(
+                f"there is no selector option {key!r}; {near_matches(key, _KEYS)}"
+            )
+    threshold, interval = options.get("bandwidth_threshold"), options.get("check_interval")
+    fallback = options.get("fallback_topology", "")
+    if fallback and fallback not in NAMES:
+        raise ExecutionError(
+            f"fallback_topology is a collective algorithm; there is no {fallback!r}; "
+            f"{near_matches(fallback, NAMES)}"
+        )
+    default = SelectorOptions()
+    return SelectorOptions(
+        bandwidth_threshold_bytes_per_s=(
+            parse_bytes_per_s(_BPS.sub(r"\1/s", threshold)) if threshold else 0.0
+        ),
+        fallback_topology=fallback,
+        check_interval_ns=parse_ns(interval) if interval else default.check_interval_ns,
+    )

@@ -1,0 +1,1 @@
+"""Optimizers whose ranks exchange compressed vectors instead of whole gradients."""

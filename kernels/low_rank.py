@@ -1,0 +1,72 @@
+"""PowerSGD's arithmetic: a matrix of gradients as a product of two thin ones, both averaged.
+
+    P = orth(M Q),   Q = Mᵀ P,   M ≈ P Qᵀ        M [n, m], P [n, r], Q [m, r]
+
+Both products are linear in M, so the sums over ranks of M Q and of Mᵀ P may be all-reduced as they
+are: no codes, any collective. One step is one step of subspace iteration; starting from the last
+step's Q it follows the best rank-r approximation as training moves on. n·r + m·r elements are sent
+for n·m. Vectors, and matrices that this would not make smaller, stay dense.
+
+Exact where the rank of M is at most r; never better than the r largest singular values allow
+(Eckart-Young): |M - P Qᵀ|² >= Σ_{i > r} σ_i². Source: Vogels et al., PowerSGD, arXiv 1905.13727,
+algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+MatrixShape = tuple[int, int]
+
+
+def matrix_shape(shape: torch.Size | tuple[int, ...]) -> MatrixShape:
+    """The first dim by all others: output by input of linears and convolutions."""
+    if not shape:
+        return 1, 1
+    return shape[0], math.prod(shape[1:])
+
+
+def pays(shape: MatrixShape, rank: int) -> bool:
+    """Whether two thin matrices are smaller than the whole."""
+    return sent_elements(shape, rank) < shape[0] * shape[1]
+
+
+def sent_elements(shape: MatrixShape, rank: int) -> int:
+    """Of P and Q together."""
+    return sum(shape) * min(rank, *shape)
+
+
+def first_factor(shape: MatrixShape, rank: int, seed: int, like: Tensor) -> Tensor:
+    """The Q to begin with: the same normal numbers on every rank and device, from the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(shape[1], min(rank, *shape), generator=generator, dtype=torch.float64)
+    return start.to(like)
+
+
+def project(matrix: Tensor, right: Tensor) -> Tensor:
+    """M Q, to be averaged over ranks and then orthogonalised."""
+    return matrix @ right
+
+
+def back_project(matrix: Tensor, left: Tensor) -> Tensor:
+    """Mᵀ P, to be averaged over ranks; P is orthonormal."""
+    return matrix.mT @ left
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """P Qᵀ: what all ranks take for the mean of their matrices."""
+    return left @ right.mT
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """An orthonormal basis that contains the span of the columns, by Householder reflections.
+
+    Gram-Schmidt, as in the paper's code, divides by nothing where columns depend on each other,
+    as those of a gradient of zeros do; this does not. bf16 and fp16 are computed in fp32.
+    """
+    working = columns if columns.dtype == torch.float64 else columns.float()
+    basis: Tensor = torch.linalg.qr(working).Q
+    return basis.to(columns.dtype)

@@ -1,0 +1,182 @@
+"""From one flat gradient to what averaging it over replicas takes: kernels, collectives, bytes.
+
+The library's own all-reduce runs beside the computation: NCCL's on a stream, gloo's on threads of
+its own, which between hosts mostly wait for the wire; inside one they need the cores that compute.
+What the executor makes of several calls (`executor.communication`) is waited for where it is
+called, so all of it counts.
+
+A codec's mean has two phases (Tang et al. 2021, 1-bit Adam, arXiv 2102.02888): every rank encodes
+each other's part and all exchange them; each decodes what it got, averages its part, encodes it
+again, and all gather the parts. With the algorithm `hierarchical` gradients are added up whole
+inside nodes first, and codes travel between nodes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice, pairwise
+from sys import maxsize
+from typing import NamedTuple
+
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.graph import Parameter
+from claw_plan.planner.lower_data import memory_work
+from claw_plan.planner.placement import group_nodes
+from claw_plan.planner.problem import STORED_BYTES, Problem
+from claw_plan.profiles.codecs import CodecDescriptor, describe_codec
+from claw_plan.profiles.cost import CollectiveCost
+
+AXIS = "dp_replicate"
+
+PART = 8
+"""Parts of a gradient begin at multiples of so many elements, so that bits fill whole bytes."""
+
+FEEDBACK_BYTES = 24
+"""Bytes moved for each element around an encoding with error feedback: gradient and residual are
+read and their sum written, then sum and decoded codes are read and the new residual written."""
+
+MEAN_BYTES = 12
+"""The same for adding a decoded part to those before: two read, one written, in fp32."""
+
+CAST_BYTES = 8
+"""The same for a copy in fp32: a mean divided by the ranks, or the result put in its place."""
+
+known_codec = cache(describe_codec)
+
+
+class Phase(NamedTuple):
+    """Kernels, then a collective."""
+
+    kernels_ns: int
+    cost: CollectiveCost
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """The phases in turn, and the kernels after the last; `is_waited_for` by the computation."""
+
+    phases: tuple[Phase, ...]
+    last_ns: int = 0
+    is_waited_for: bool = False
+
+
+NOTHING = Averaging(())
+
+
+def averaging(problem: Problem, candidate: Candidate, elements: int) -> Averaging:
+    """Of so many fp32 elements over dp_replicate."""
+    ranks = candidate.dp_replicate
+    if ranks == 1 or not elements:
+        return NOTHING
+    nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
+    if candidate.codec != "none":
+        return _encoded(problem, candidate, elements, nodes)
+    size = STORED_BYTES * elements
+    cost = problem.collective("all_reduce", size, ranks, nodes, by_data=True)
+    is_waited_for = problem.cluster.backend == "gloo" and nodes == 1
+    return Averaging((Phase(0, cost),), is_waited_for=is_waited_for)
+
+
+def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:
+    ranks, codec = candidate.dp_replicate, known_codec(candidate.codec)
+    parts = part_sizes(elements, ranks)
+    wires = [codec.wire_bytes(part) for part in parts]
+
+    def kernels_ns(what: str, size_bytes: float) -> int:
+        work = memory_work(f"codec.{codec.name}.{what}", round(size_bytes), "backward")
+        return problem.cost.op(work).ns
+
+    exchange = problem.collective("all_to_all", sum(wires), ranks, nodes, by_data=True)
+    gather = problem.collective("all_gather", ranks * max(wires), ranks, nodes, by_data=True)
+    encode_bytes = encoding_bytes(codec)
+    own = max(parts)
+    server_bytes = ranks * (codec.decode_bytes + MEAN_BYTES) + CAST_BYTES + encode_bytes
+    return Averaging(
+        phases=(
+            Phase(kernels_ns("encode", encode_bytes * elements), exchange),
+            Phase(kernels_ns("mean", server_bytes * own), gather),
+        ),
+        last_ns=kernels_ns("decode", (codec.decode_bytes + CAST_BYTES) * elements),
+        is_waited_for=True,
+    )
+
+
+def encoding_bytes(codec: CodecDescriptor) -> float:
+    """Bytes moved for each element that is encoded, with what finds out what was left out."""
+    if not codec.needs_error_feedback:
+        return codec.encode_bytes
+    return codec.encode_bytes + codec.decode_bytes + FEEDBACK_BYTES
+
+
+def part_sizes(elements: int, ranks: int) -> list[int]:
+    """Elements of each rank's part, as even as multiples of `PART` are."""
+    units = -(-elements // PART)
+    edges = [min(elements, PART * (units * rank // ranks)) for rank in range(ranks + 1)]
+    return [stop - start for start, stop in pairwise(edges)]
+
+
+def residual_bytes(candidate: Candidate, elements: int) -> int:
+    """What error feedback keeps of so many elements: a worker's residual and a server's."""
+    if candidate.codec == "none" or candidate.dp_replicate == 1:
+        return 0
+    codec = known_codec(candidate.codec)
+    part = -(-elements // candidate.dp_replicate)
+    return codec.state_bytes(elements) + codec.state_bytes(part)
+
+
+AFTER_ALL = -1
+"""The unit of the bucket that holds what is left when all have run."""
+
+
+class Bucket(NamedTuple):
+    """Gradients that are averaged together, once the backward of a unit has run."""
+
+    unit: int
+    elements: int
+
+
+def buckets_of(
+    held: Sequence[tuple[Parameter, int]], units: range, candidate: Candidate
+) -> tuple[Bucket, ...]:
+    """The buckets of trained parameters, in the model's order with their elements on a rank.
+
+    `units` are those of the stage.
+    """
+    if candidate.buckets:
+        return _planned(held, candidate.buckets)
+    return _filled(held, units, candidate.bucket_bytes)
+
+
+def _planned(held: Sequence[tuple[Parameter, int]], sizes: Sequence[int]) -> tuple[Bucket, ...]:
+    """Of so many parameters each, last to first; none leaves before those before it."""
+    remaining, buckets, unit = iter(reversed(held)), [], maxsize
+    for size in sizes:
+        own = list(islice(remaining, size))
+        unit = min(unit, *(min(parameter.units, default=0) for parameter, _ in own))
+        buckets.append(Bucket(unit, sum(elements for _, elements in own)))
+    return tuple(buckets)
+
+
+def _filled(
+    held: Sequence[tuple[Parameter, int]], units: range, bucket_bytes: int
+) -> tuple[Bucket, ...]:
+    """DistributedDataParallel's: full once they hold `bucket_bytes`.
+
+    In the order in which gradients are complete (torch's reducer.cpp,
+    compute_bucket_assignment_by_size).
+    """
+    collected, buckets = 0, []
+    complete: dict[int, list[tuple[Parameter, int]]] = {unit: [] for unit in units}
+    for parameter, elements in held:
+        complete[min(parameter.units, default=0)].append((parameter, elements))
+    for unit in reversed(units):
+        for _, elements in sorted(complete[unit], key=lambda entry: entry[0].arrival):
+            collected += elements
+            if STORED_BYTES * collected >= bucket_bytes:
+                buckets.append(Bucket(unit, collected))
+                collected = 0
+    if collected:
+        buckets.append(Bucket(AFTER_ALL, collected))
+    return tuple(buckets)

@@ -1,0 +1,104 @@
+"""When the gradients of replicas without shards are averaged at the earliest, on idle links.
+
+Lower bounds of what `lower_whole.Whole` lays out: beside the last backward a bucket is
+ready no earlier than the passes of the units after its own take to the end; what is waited for
+adds to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from claw_plan.planner.averaging import AFTER_ALL, AXIS, averaging, buckets_of
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.data_bound import floor_ns
+from claw_plan.planner.lower_end import bucket_sizes
+from claw_plan.planner.memory_states import WHOLE, kind_of
+from claw_plan.planner.placement import group_nodes
+from claw_plan.planner.problem import Problem
+from claw_plan.planner.shards import ShardSizes, local_numel
+
+Cuts = tuple[tuple[int, int], ...]
+
+
+class Averaged(NamedTuple):
+    """What averaging a bucket takes once the backward of `unit` has run, beside others or not."""
+
+    unit: int
+    ns: int
+    is_beside: bool
+
+
+@dataclass(frozen=True)
+class AveragingBounds:
+    """Of one problem, with what candidates share kept."""
+
+    problem: Problem
+    shards: ShardSizes
+    _buckets: dict[tuple[object, ...], list[Averaged]] = field(default_factory=dict)
+
+    def end_ns(
+        self,
+        candidate: Candidate,
+        cuts: Cuts,
+        ends_ns: int,
+        left_ns: Callable[[int], int],
+    ) -> int:
+        """When a rank with these stages, whose last pass ends then, has its mean gradients.
+
+        `left_ns` is what it runs after the backward of a unit.
+        """
+        buckets = self.buckets(candidate, cuts)
+        if not any(bucket.is_beside for bucket in buckets):
+            return ends_ns + sum(bucket.ns for bucket in buckets)
+        reached = 0
+        for unit, bucket_ns, _ in buckets:
+            after_ns = 0 if unit == AFTER_ALL else left_ns(unit)
+            reached = max(reached, ends_ns - after_ns) + bucket_ns
+        return max(ends_ns, reached)
+
+    def buckets(self, candidate: Candidate, cuts: Cuts) -> Sequence[Averaged]:
+        """In the order in which they are averaged."""
+        if candidate.dp_replicate == 1 or kind_of(self.problem, candidate) != WHOLE:
+            return ()
+        nodes = group_nodes(candidate, AXIS, self.problem.devices_per_node)
+        key = (
+            cuts, candidate.pp > 1, candidate.tp, candidate.dp_replicate, nodes,
+            candidate.bucket_bytes, candidate.buckets, candidate.collective, candidate.codec,
+        )  # fmt: skip
+        if key not in self._buckets:
+            find = self._late if candidate.pp > 1 else self._beside
+            self._buckets[key] = find(candidate, cuts)
+        return self._buckets[key]
+
+    def _held(self, candidate: Candidate, cuts: Cuts) -> dict[str, int]:
+        """Elements of the trained parameters of the stages on a rank, in the model's order."""
+        own = {p.name for cut in cuts for _, p in self.shards.stage_parameters(*cut)}
+        return {
+            parameter.name: local_numel(parameter, candidate.tp)
+            for parameter in self.problem.graph.parameters
+            if parameter.trainable and parameter.name in own
+        }
+
+    def _beside(self, candidate: Candidate, cuts: Cuts) -> list[Averaged]:
+        sizes = self._held(candidate, cuts)
+        held = [(p, sizes[p.name]) for p in self.problem.graph.parameters if p.name in sizes]
+        found = []
+        for unit, elements in buckets_of(held, range(*cuts[0]), candidate):
+            mean = averaging(self.problem, candidate, elements)
+            ns = sum(kernels_ns + floor_ns(cost) for kernels_ns, cost in mean.phases)
+            found.append(Averaged(unit, ns + mean.last_ns, not mean.is_waited_for))
+        return found
+
+    def _late(self, candidate: Candidate, cuts: Cuts) -> list[Averaged]:
+        """At the step's end, as `lower_end` has it."""
+        sizes = list(self._held(candidate, cuts).values())
+        ranks = candidate.dp_replicate
+        nodes = group_nodes(candidate, AXIS, self.problem.devices_per_node)
+        costs = (
+            self.problem.collective("all_reduce", size, ranks, nodes, by_data=True)
+            for size in bucket_sizes(sizes, candidate.bucket_bytes)
+        )
+        return [Averaged(AFTER_ALL, floor_ns(cost), is_beside=False) for cost in costs]

@@ -1,0 +1,66 @@
+"""Data-parallel traffic of one stage whose ranks hold all parameters: gradients are averaged.
+
+DistributedDataParallel averages beside the last backward, bucket after bucket, as codec and
+algorithm of the candidate say (`averaging`). Under a pipeline all is averaged at the step's end
+(`lower_end`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from claw_plan.planner.averaging import AFTER_ALL, AXIS, Averaging, averaging, buckets_of
+from claw_plan.planner.lower_data import DataParallel
+
+
+class Whole(DataParallel):
+    """Every rank holds all parameters."""
+
+    @override
+    def averaged(self, axis: str) -> dict[str, int]:
+        late = axis == AXIS and self._candidate.pp > 1
+        return self.trained() if late else {}
+
+    @override
+    def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
+        replicated = self._candidate.dp_replicate > 1
+        self.by_unit = replicated and is_last and self._candidate.pp == 1
+        if self.by_unit:
+            held = [(parameter, self._held(parameter)) for parameter in self._trained()]
+            own = range(self._start, self._stop)
+            self._buckets = buckets_of(held, own, self._candidate)
+
+    @override
+    def after_backward(self, unit: int, is_last: bool) -> None:
+        if self.by_unit:
+            self._average(unit)
+
+    @override
+    def end_backward(self, is_last: bool) -> None:
+        super().end_backward(is_last)
+        if self.by_unit:
+            self._average(AFTER_ALL)
+        self.by_unit = False
+
+    def _average(self, unit: int) -> None:
+        """The buckets that are full once the unit has run."""
+        for bucket in self._buckets:
+            if bucket.unit == unit:
+                self._add(averaging(self._problem, self._candidate, bucket.elements))
+
+    def _add(self, mean: Averaging) -> None:
+        streams = self._streams
+        for kernels_ns, cost in mean.phases:
+            if not mean.is_waited_for:
+                task = streams.beside(
+                    streams.reduce, "dp_comm", "bucket", cost, 0, [streams.last_task], axis=AXIS
+                )
+                self._pending_reductions.append(task)
+                continue
+            if kernels_ns:
+                streams.run("dp_comm", "bucket", kernels_ns)
+            streams.exchange("dp_comm", "bucket", cost, axis=AXIS)
+        if mean.last_ns:
+            streams.run("dp_comm", "bucket", mean.last_ns)

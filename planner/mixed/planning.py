@@ -1,0 +1,123 @@
+"""Planning on several kinds of devices: the fastest of all that is known for them.
+
+Compared are the best plan in which the slowest device counts for all (`search_space` on the whole
+cluster), the best on each kind alone, kinds that share the batch (`shares`) and pipelines
+over kinds (`search`). One simulator judges all, so the answer is never slower than any of
+the first two, which run today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from claw_plan.planner.explain import infeasible_message
+from claw_plan.planner.mixed.kinds import Kind, MakeCost, MixedProblem, kinds_of
+from claw_plan.planner.mixed.plan import MixedCandidate
+from claw_plan.planner.mixed.score import MixedScored, MixedScorer, least_time_ns
+from claw_plan.planner.mixed.search import MixedSearched, search_mixed
+from claw_plan.planner.mixed.shares import Shares
+from claw_plan.planner.mixed.space import MixedSpace
+from claw_plan.planner.problem import Problem
+from claw_plan.planner.score import Scored, Scorer
+from claw_plan.planner.search import SearchReport
+from claw_plan.planner.search_space import search_space
+from claw_plan.planner.shards import ShardSizes
+from claw_plan.planner.space import Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedAnswer:
+    """What is known of a cluster of several kinds.
+
+    `alone` has the best of each kind on its own devices, or why there is none. `mixed` is the
+    fastest that uses several kinds unlike, None where none fits. `bound_ns` is below every step
+    on these devices that was looked for. `shared` counts the divisions of the batch simulated.
+    """
+
+    problem: MixedProblem
+    alone: Mapping[int, Scored | str]
+    mixed: MixedScored | None
+    bound_ns: int
+    searched: MixedSearched
+    shared: int
+
+    def best_alone(self) -> tuple[Kind, Scored] | None:
+        """The fastest kind alone."""
+        scored = [
+            (found.step_time_ns, kind, found)
+            for kind, found in self.alone.items()
+            if not isinstance(found, str)
+        ]
+        if not scored:
+            return None
+        _, kind, found = min(scored, key=lambda entry: entry[:2])
+        return self.problem.kinds[kind], found
+
+
+def plan_mixed(
+    problem: Problem,
+    make_cost: MakeCost,
+    *,
+    known_ns: int | None,
+    time_limit_s: float | None = None,
+) -> MixedAnswer:
+    """Everything that several kinds offer; `known_ns` is the best in which the slowest counts."""
+    mixed_problem = MixedProblem(whole=problem, kinds=kinds_of(problem, make_cost))
+    scorer = MixedScorer(mixed_problem, ShardSizes(problem.graph))
+    shares = Shares(scorer)
+    alone = {index: _alone(shares, index) for index in range(len(mixed_problem.kinds))}
+    shared = _simulated(scorer, shares)
+    times = [found.step_time_ns for found in alone.values() if not isinstance(found, str)]
+    times += [ns for ns, _ in shared]
+    times += [known_ns] if known_ns is not None else []
+    searched = search_mixed(
+        MixedSpace(scorer), known_ns=min(times, default=None), time_limit_s=time_limit_s
+    )
+    ranked = sorted([*shared, *searched.ranked], key=lambda entry: entry[0])
+    floor_ns = int(least_time_ns(mixed_problem, scorer.shards)) + problem.step_overhead_ns()
+    return MixedAnswer(
+        problem=mixed_problem,
+        alone=alone,
+        mixed=scorer.score(ranked[0][1]) if ranked else None,
+        bound_ns=min([floor_ns, *times, *(ns for ns, _ in ranked), searched.bound_ns or floor_ns]),
+        searched=searched,
+        shared=len(shared),
+    )
+
+
+def _alone(shares: Shares, kind: int) -> Scored | str:
+    """The best plan on one kind's devices for the whole batch."""
+    own = shares.scorer.problem.kinds[kind]
+    best = shares.alone(kind, shares.batch)
+    scorer = Scorer(own.problem)
+    if best is not None:
+        return scorer.score(*best[1])
+    found = search_space(scorer, Space(own.problem, {}))
+    return infeasible_message(scorer, found) if found.report.space else "no way divides the batch"
+
+
+def _simulated(scorer: MixedScorer, shares: Shares) -> list[tuple[int, MixedCandidate]]:
+    """Divisions of the batch among kinds, simulated, best first."""
+    found = []
+    for division in shares.candidates():
+        mixed = shares.mixed(division)
+        if mixed is not None:
+            found.append((scorer.step_time_ns(mixed), mixed))
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def report_of(answer: MixedAnswer, report: SearchReport, best_ns: int) -> SearchReport:
+    """The search of the whole cluster with what unlike plans add to it, and the gap of both."""
+    searched, simulated = answer.searched, len(answer.searched.ranked) + answer.shared
+    space = searched.space + answer.shared
+    bound_ns = min(answer.bound_ns, best_ns)
+    return replace(
+        report,
+        space=report.space + space,
+        bound_pruned=report.bound_pruned + space - simulated - searched.memory_pruned,
+        memory_pruned=report.memory_pruned + searched.memory_pruned,
+        simulated=report.simulated + simulated,
+        seconds=report.seconds + searched.seconds,
+        gap=max(report.gap, (best_ns - bound_ns) / best_ns),
+    )

@@ -1,0 +1,105 @@
+"""Means of gradients on three ranks, through codecs and by algorithms, and what is left over.
+
+Started for each rank by tests as `python rank_hooks.py RANK WORLD_SIZE FOLDER`; writes what each
+case found to `rank<r>.pt`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel
+
+from claw_plan.executor.communication.group_mean import GroupMean
+from claw_plan.executor.communication.hooks import compress_gradients
+from claw_plan.kernels.codec import codec_of
+
+CODECS = ("none", "one_bit", "top_k:0.1")
+NUMEL = 1003
+
+
+def world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def vector(rank: int, step: int, numel: int = NUMEL) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(numel, generator=generator, dtype=torch.float64)
+
+
+def sums_of_means() -> dict[str, Any]:
+    """What came out in ten rounds, what went in, and this rank's errors afterwards."""
+    found = {}
+    for codec in CODECS[1:]:
+        means = GroupMean(world(), codec_of(codec))
+        came = torch.zeros(NUMEL, dtype=torch.float64)
+        went = torch.zeros_like(came)
+        for step in range(10):
+            own = vector(dist.get_rank(), step)
+            went += own
+            came += means.compressed("b", own)
+        found[codec] = {"came": came, "went": went, "errors": means.state_dict()}
+    return found
+
+
+def kept_errors() -> dict[str, Any]:
+    """A mean after ten others: of who made them, of who loaded the errors, of who forgot them."""
+    made = GroupMean(world(), codec_of("one_bit"))
+    for step in range(10):
+        for key, numel in (("a.b", NUMEL), ("a.c", 77)):
+            made.compressed(key, vector(dist.get_rank(), step, numel))
+    loaded = GroupMean(world(), codec_of("one_bit"))
+    loaded.load_state_dict(made.state_dict())
+    forgot = GroupMean(world(), codec_of("one_bit"))
+    last = vector(dist.get_rank(), 10)
+    return {
+        "keys": sorted(made.state_dict()),
+        "means": [means.compressed("a.b", last) for means in (made, loaded, forgot)],
+    }
+
+
+def hooked_gradients() -> dict[str, Any]:
+    """Gradients of three backwards under DistributedDataParallel, by what goes on the wire."""
+    found: dict[str, Any] = {}
+    for name, (codec, algorithm) in {
+        "plain": ("", ""),
+        "whole": ("none", "native"),
+        "ring": ("none", "ring"),
+        "one_bit": ("one_bit", "native"),
+    }.items():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 10))
+        model = DistributedDataParallel(net, bucket_cap_mb=0.001)
+        if codec:
+            compress_gradients(model, GroupMean(world(), codec_of(codec), algorithm=algorithm))
+        for step in range(3):
+            model.zero_grad()
+            model(vector(dist.get_rank(), step, 40).view(2, 20).float()).square().sum().backward()
+            gradients = [p.grad.reshape(-1) for p in net.parameters() if p.grad is not None]
+            found.setdefault(name, []).append(torch.cat(gradients))
+    return found
+
+
+CASES: tuple[Callable[[], dict[str, Any]], ...] = (sums_of_means, kept_errors, hooked_gradients)
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    torch.save({case.__name__: case() for case in CASES}, folder / f"rank{rank}.pt")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo may still run
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,41 @@
+"""Errors of a group's means: nothing is lost, and what was saved goes on exactly."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from claw_plan.executor.communication.compressed import chunk_bounds
+
+pytestmark = pytest.mark.slow
+
+Found = list[dict[str, Any]]
+
+
+@pytest.mark.parametrize("codec", ["one_bit", "top_k:0.1"])
+def test_what_came_is_what_went_less_the_errors(hooked: Found, codec: str) -> None:
+    """Sum of means = mean of sums - mean of the workers' errors - the servers' errors."""
+    found = [rank["sums_of_means"][codec] for rank in hooked]
+    bounds = chunk_bounds(len(found[0]["came"]), len(found))
+    servers = torch.cat([one["errors"]["b.server.residual"] for one in found])
+    assert [len(one["errors"]["b.server.residual"]) for one in found] == [
+        end - begin for begin, end in pairwise(bounds)
+    ]
+    workers = torch.stack([one["errors"]["b.worker.residual"] for one in found]).mean(0)
+    went = torch.stack([one["went"] for one in found]).mean(0)
+    for one in found:
+        assert torch.equal(one["came"], found[0]["came"])
+    left = went - workers - servers
+    torch.testing.assert_close(found[0]["came"], left, rtol=0, atol=1e-5)
+
+
+def test_saved_errors_go_on_to_the_last_bit(hooked: Found) -> None:
+    for rank in hooked:
+        made, loaded, forgot = rank["kept_errors"]["means"]
+        assert torch.equal(made, loaded)
+        assert not torch.equal(made, forgot)
+    names = ["server.residual", "worker.residual"]
+    assert hooked[0]["kept_errors"]["keys"] == [f"a.{key}.{n}" for key in "bc" for n in names]

@@ -1,0 +1,259 @@
+"""Trains with compressed optimizers on four ranks, beside others that do the same another way.
+
+Started for each rank by tests as `python rank_optimizers.py RANK WORLD_SIZE FOLDER`; writes what
+each case found to `rank<r>.pt`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from claw_plan.executor import Adam
+from claw_plan.executor.communication.compressed import chunk_bounds
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.optimizers.compressed import CompressedOptimizer
+from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
+from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
+from claw_plan.executor.traffic import TrafficCounter
+
+ROWS, USED, CLASSES = 60, 40, 50
+RATE = 2.0**-6
+"""A power of two: multiplied by it, codes keep their bits."""
+
+
+def net_of(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    parts = (nn.Embedding(ROWS, 16), nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, CLASSES))
+    return nn.Sequential(*parts).to(dtype)
+
+
+def backward(net: nn.Module, generator: torch.Generator) -> float:
+    """On this rank's own samples; rows from USED on are never among them."""
+    tokens = torch.randint(0, USED, (32,), generator=generator)
+    loss = nn.functional.cross_entropy(net(tokens), (tokens * 7 + 3) % CLASSES)
+    net.zero_grad()
+    loss.backward()
+    return loss.item()
+
+
+def generator_of(rank: int) -> torch.Generator:
+    return torch.Generator().manual_seed(rank)
+
+
+def flat(net: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in net.parameters()]).clone()
+
+
+def trained(
+    make: Callable[[nn.Module], tuple[nn.Module, torch.optim.Optimizer]], steps: int
+) -> tuple[list[torch.Tensor], list[float]]:
+    """The parameters after each step, and the losses."""
+    net = net_of()
+    model, optimizer = make(net)
+    generator, seen, losses = generator_of(dist.get_rank()), [], []
+    for _ in range(steps):
+        losses.append(backward(model, generator))
+        optimizer.step()
+        seen.append(flat(net))
+    return seen, losses
+
+
+def attached(kind: type[OneBitAdam], **options: Any) -> Callable[[nn.Module], Any]:
+    def make(net: nn.Module) -> tuple[nn.Module, OneBitAdam]:
+        model, optimizer = DistributedDataParallel(net), kind(net.parameters(), RATE, **options)
+        optimizer.attach(model)
+        return model, optimizer
+
+    return make
+
+
+def warm_is_adamw() -> dict[str, Any]:
+    adamw, _ = trained(
+        lambda net: (DistributedDataParallel(net), torch.optim.AdamW(net.parameters(), RATE)), 12
+    )
+    hooked, _ = trained(attached(OneBitAdam, warmup_steps=100), 12)
+    alone, _ = trained(lambda net: (net, OneBitAdam(net.parameters(), RATE, warmup_steps=99)), 12)
+    zero_one, _ = trained(attached(ZeroOneAdam, warmup_steps=100, variance_repeats=99), 12)
+    return {"adamw": adamw, "hooked": hooked, "alone": alone, "zero_one": zero_one}
+
+
+def one_bit_and_its_limit() -> dict[str, Any]:
+    seen, losses = trained(attached(OneBitAdam, warmup_steps=10), 40)
+    limit, _ = trained(
+        attached(ZeroOneAdam, warmup_steps=10, variance_repeats=99, longest_away=1), 40
+    )
+    plain, _ = trained(attached(OneBitAdam, warmup_steps=10, preconditioned=False), 30)
+    return {"seen": seen, "losses": losses, "limit": limit, "plain": plain}
+
+
+def zero_one() -> dict[str, Any]:
+    equal: list[bool] = []
+
+    def make(net: nn.Module) -> tuple[nn.Module, ZeroOneAdam]:
+        model, optimizer = attached(
+            ZeroOneAdam, warmup_steps=12, variance_repeats=3, meeting_repeats=4, longest_away=4
+        )(net)
+        optimizer.register_step_post_hook(lambda *_: equal.append(optimizer.replicas_are_equal))
+        return model, optimizer
+
+    seen, losses = trained(make, 60)
+    return {"seen": seen, "losses": losses, "equal": equal}
+
+
+def resumed() -> dict[str, Any]:
+    """Twelve steps past a save, by those who saved and by others that loaded."""
+    found = {}
+    for name, make in {
+        "one_bit": attached(OneBitAdam, warmup_steps=5),
+        "zero_one": attached(ZeroOneAdam, warmup_steps=9, variance_repeats=2, longest_away=2),
+    }.items():
+        model, optimizer = make(net_of())
+        generator = generator_of(dist.get_rank())
+        for _ in range(20):
+            backward(model, generator)
+            optimizer.step()
+        assert isinstance(optimizer, CompressedOptimizer)
+        saved = [copy.deepcopy(model.module), copy.deepcopy(optimizer.state_dict())]
+        errors = {key: value.clone() for key, value in optimizer.rank_state().items()}
+        other, loaded = make(saved[0])
+        loaded.load_state_dict(saved[1])
+        loaded.load_rank_state(errors)
+        again = torch.Generator()
+        again.set_state(generator.get_state())
+        for _ in range(12):
+            backward(model, generator)
+            optimizer.step()
+            backward(other, again)
+            loaded.step()
+        found[name] = (flat(model.module), flat(other.module))
+    return found
+
+
+def peer(steps: int, warmup: int) -> list[torch.Tensor]:
+    """1-bit Adam once more, every rank playing all four with fp64 sums and explicit loops."""
+    ranks, beta1, beta2 = dist.get_world_size(), 0.9, 0.999
+    net = net_of()
+    generators = [generator_of(rank) for rank in range(ranks)]
+    x = flat(net)
+    m, v = torch.zeros_like(x), torch.zeros_like(x)
+    worker, server, seen = torch.zeros(ranks, len(x)), torch.zeros(len(x)), []
+    for step in range(1, steps + 1):
+        gradients = []
+        for generator in generators:
+            backward(net, generator)
+            gradients.append(torch.cat([p.grad.reshape(-1) for p in net.parameters()]))  # type: ignore[union-attr]
+        x = x * (1 - RATE * 0.01)
+        if step <= warmup:
+            mean = sum(g / ranks for g in gradients)
+            m, v = beta1 * m + (1 - beta1) * mean, beta2 * v + (1 - beta2) * mean * mean
+        denominator = (v / (1 - beta2 ** min(step, warmup))).sqrt() + 1e-8
+        if step > warmup:
+            active = (v > 0).nonzero().view(-1)
+            bounds = chunk_bounds(len(active), ranks)
+            sent = torch.stack([((beta1 * m + (1 - beta1) * g) / denominator) for g in gradients])
+            sent = sent[:, active] + worker[:, active]
+            codes = torch.stack([signs(row, bounds) for row in sent])
+            worker[:, active] = sent - codes
+            mean = codes.mean(0) + server[active]
+            code = signs(mean, bounds)
+            server[active] = mean - code
+            u = torch.zeros_like(x).index_copy(0, active, code)
+            m = u * denominator
+        m_used = m if step <= warmup else m.where(v > 0, 0)
+        x = x - RATE / (1 - beta1**step) * (m_used / denominator).where(v > 0, 0)
+        seen.append(x)
+        start = 0
+        for p in net.parameters():
+            p.data.copy_(x[start : start + p.numel()].view_as(p))
+            start += p.numel()
+    return seen
+
+
+def signs(row: torch.Tensor, bounds: list[int]) -> torch.Tensor:
+    out = torch.empty_like(row)
+    for begin, end in pairwise(bounds):
+        part = row[begin:end]
+        out[begin:end] = torch.where(part >= 0, 1.0, -1.0) * part.double().abs().mean().float()
+    return out
+
+
+def against_peer() -> dict[str, Any]:
+    seen, _ = trained(attached(OneBitAdam, warmup_steps=10), 18)
+    return {"ours": seen, "peer": peer(18, 10)}
+
+
+def counted() -> dict[str, Any]:
+    """Bytes of a step's collectives of a model of 131,072 elements, before and after."""
+    net = nn.Linear(256, 512, bias=False)
+    model = DistributedDataParallel(net)
+    optimizer = OneBitAdam(net.parameters(), RATE, warmup_steps=2)
+    optimizer.attach(model)
+    counter = TrafficCounter({})
+    steps = []
+    for _ in range(4):
+        counter.take()
+        with counter.counting(sees_reducer=False):
+            model(torch.randn(4, 256)).square().mean().backward()
+            optimizer.step()
+        steps.append({kind.op: moved.bytes for kind, moved in counter.take().items()})
+    return {"steps": steps}
+
+
+def refused() -> dict[str, Any]:
+    net = net_of()
+    found = []
+    for call in (
+        lambda: Adam(net.parameters(), compress=True),
+        lambda: Adam(net.parameters(), compress=True, warmup_steps=0),
+        lambda: Adam(net.parameters(), compress=True, warmup_steps=5, compression="2bit"),
+        lambda: ZeroRedundancyOptimizer(net.parameters(), OneBitAdam, warmup_steps=5),
+    ):
+        try:
+            call()
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    kinds = [
+        type(Adam(net.parameters())).__name__,
+        type(Adam(net.parameters(), compress=True, warmup_steps=5)).__name__,
+        type(Adam(net.parameters(), compress=True, warmup_steps=5, compression="0/1")).__name__,
+    ]
+    between = ZeroOneAdam(net.parameters(), RATE, warmup_steps=1, meeting_repeats=1)
+    for _ in range(3):
+        backward(net, generator_of(0))
+        between.step()
+    try:
+        between.rank_state()
+    except ExecutionError as error:
+        found.append(str(error))
+    return {"errors": found, "kinds": kinds}
+
+
+CASES: tuple[Callable[[], dict[str, Any]], ...] = (
+    warm_is_adamw, one_bit_and_its_limit, zero_one, resumed, against_peer, counted, refused,
+)  # fmt: skip
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    torch.save({case.__name__: case() for case in CASES}, folder / f"rank{rank}.pt")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo may still run
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

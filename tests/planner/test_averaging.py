@@ -1,0 +1,96 @@
+"""Buckets as DistributedDataParallel makes them, and what averaging one takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from claw_plan.planner.averaging import (
+    AFTER_ALL,
+    averaging,
+    buckets_of,
+    part_sizes,
+    residual_bytes,
+)
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.graph import Parameter
+
+
+def parameter(name, unit, arrival=0):
+    return Parameter(
+        names=(name,), shape=(1,), dtype="float32", trainable=True, units=(unit,), arrival=arrival
+    )
+
+
+def test_buckets_fill_in_the_order_of_completion():
+    """Last unit first, inside a unit by arrival; full at 40 bytes, that is ten elements."""
+    held = [
+        (parameter("a", 0), 3),
+        (parameter("b", 1, arrival=2), 4),
+        (parameter("c", 1, arrival=1), 9),
+        (parameter("d", 2), 2),
+    ]
+    full_at_40, full_at_4 = (Candidate(bucket_bytes=size) for size in (40, 4))
+    assert buckets_of(held, range(3), full_at_40) == ((1, 11), (AFTER_ALL, 7))
+    assert buckets_of(held, range(3), full_at_4) == ((2, 2), (1, 9), (1, 4), (0, 3))
+    assert buckets_of([], range(3), full_at_40) == ()
+
+
+def test_planned_buckets_hold_parameters_from_the_last_and_wait_for_those_before():
+    """A table that units 0 and 2 use is complete with unit 0, and holds back what follows it."""
+    table = replace(parameter("table", 0), units=(0, 2))
+    held = [(parameter("a", 0), 3), (parameter("b", 1), 4), (table, 5), (parameter("d", 2), 2)]
+    assert buckets_of(held, range(3), Candidate(buckets=(1, 1, 2))) == ((2, 2), (0, 5), (0, 7))
+
+
+def test_a_codec_has_two_phases(toys):
+    """20 elements over 3 ranks; 1-bit codes take 4 bytes and the bits, padded to 4: 8 each.
+
+    All are exchanged, then gathered.
+    """
+    mean = averaging(toys.problem(), Candidate(dp_replicate=3, codec="one_bit"), 20)
+    assert part_sizes(20, 3) == [8, 8, 4]
+    (encode_ns, exchange), (server_ns, gather) = mean.phases
+    assert (exchange.moves[0].op, exchange.bytes) == ("all_to_all", 3 * 8)
+    assert (gather.moves[0].op, gather.bytes) == ("all_gather", 3 * 8)
+    # The toy moves 10 bytes a ns. Encoding moves 8.125 bytes an element, decoding 4.125.
+    encoding = 8.125 + 4.125 + 24
+    assert encode_ns == 20 * encoding // 10
+    assert server_ns == 8 * (3 * (4.125 + 12) + 8 + encoding) // 10
+    assert mean.last_ns == 20 * (4.125 + 8) // 10
+    assert mean.is_waited_for
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9))
+def test_parts_are_even_multiples_of_eight_and_a_rest(elements, ranks):
+    parts = part_sizes(elements, ranks)
+    assert len(parts) == ranks and sum(parts) == elements
+    assert max(parts) - min(parts) < 16
+    assert sum(bool(part % 8) for part in parts) <= 1
+
+
+def test_error_feedback_keeps_a_residual_at_the_worker_and_one_at_the_server():
+    kept = residual_bytes(Candidate(dp_replicate=4, codec="one_bit"), 100)
+    assert kept == 4 * 100 + 4 * 25
+    assert residual_bytes(Candidate(dp_replicate=4, codec="fp16"), 100) == 0
+    assert residual_bytes(Candidate(codec="one_bit"), 100) == 0
+
+
+def test_the_library_averages_beside_the_computation(toys):
+    """5 us and 4 bytes an element at 1e6 bytes/s; nobody to meet, nothing to do."""
+    mean = averaging(toys.problem(), Candidate(dp_replicate=2), 10)
+    ((kernels_ns, cost),) = mean.phases
+    assert (kernels_ns, cost.alone_ns, mean.is_waited_for) == (0, 5_000 + 40_000, False)
+    assert averaging(toys.problem(), Candidate(), 10).phases == ()
+    assert averaging(toys.problem(), Candidate(dp_replicate=2), 0).phases == ()
+
+
+def test_gloo_averages_beside_the_backward_between_hosts_alone(toys):
+    candidate = Candidate(dp_replicate=2)
+    gpus = toys.problem(cluster=toys.cluster(devices=2))
+    inside = toys.problem(cluster=toys.cluster(devices=2, kind="cpu"))
+    between = toys.problem(cluster=toys.cluster(devices=1, nodes=2, kind="cpu"))
+    waits = [averaging(each, candidate, 20).is_waited_for for each in (gpus, inside, between)]
+    assert waits == [False, True, False]
