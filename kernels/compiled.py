@@ -133,17 +133,25 @@ def largest(x: Tensor, count: int) -> Tensor:
     """
     numel = x.numel()
     bits = x.numpy().view(np.int32)
-    room = min(numel, 3 * count + SAMPLES // 16)
+    room = 3 * count + SAMPLES // 16
     if numel < 4 * SAMPLES or room > numel // 8:
         return _largest_of(_magnitudes(bits), count)
     sample = _magnitudes(bits[:: numel // SAMPLES])
     wanted = -(-2 * count * sample.size // numel) + 8
     limit = np.partition(sample, sample.size - wanted)[sample.size - wanted]
     candidates = _at_least(bits, limit, room)
-    if not count <= candidates.size < room:
+    if not count <= candidates.size < room:  # as many as there is room: more may have been left
         return _largest_of(_magnitudes(bits), count)
     chosen = _largest_of(_magnitudes(bits[candidates]), count)
     return torch.from_numpy(candidates)[chosen].long()
+
+
+def above(x: Tensor, threshold: float) -> Tensor:
+    """As reference.above."""
+    bits = x.numpy().view(np.int32)
+    limit = np.float32(threshold).view(np.int32) + np.int32(1)
+    count = loops.count_above(bits, limit)
+    return torch.from_numpy(_at_least(bits, limit, count)).long()
 
 
 def _magnitudes(bits: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -157,9 +165,10 @@ def _largest_of(keys: NDArray[np.int32], count: int) -> Tensor:
 
 
 def _at_least(bits: NDArray[np.int32], limit: np.int32, room: int) -> NDArray[np.int32]:
-    out = np.empty(room, np.int32)
+    """The first of them, at most `room`."""
+    out = np.empty(room + SCAN_WIDTH, np.int32)
     whole = bits.size // SCAN_WIDTH * SCAN_WIDTH
-    found = loops.collect_above(bits[:whole].reshape(-1, SCAN_WIDTH), limit, out)
+    found = min(room, loops.collect_above(bits[:whole].reshape(-1, SCAN_WIDTH), limit, out))
     rest = np.flatnonzero(_magnitudes(bits[whole:]) >= limit)[: room - found] + whole
     out[found : found + rest.size] = rest
     return out[: found + rest.size]

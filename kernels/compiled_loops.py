@@ -41,8 +41,8 @@ def _compiled(function: Function) -> Function:
 def sum_abs(x: Floats) -> float:
     """|x|₁ in fp64."""
     total = 0.0
-    for value in x:
-        total += abs(np.float64(value))
+    for i in range(x.size):
+        total += abs(np.float64(x[i]))
     return total
 
 
@@ -50,8 +50,8 @@ def sum_abs(x: Floats) -> float:
 def sum_square(x: Floats) -> float:
     """|x|₂² in fp64."""
     total = 0.0
-    for value in x:
-        total += np.float64(value) * np.float64(value)
+    for i in range(x.size):
+        total += np.float64(x[i]) * np.float64(x[i])
     return total
 
 
@@ -223,16 +223,28 @@ def decode_fp8(
 
 @_compiled
 def collect_above(bits: Ints, limit: np.int32, out: Ints) -> int:
-    """Indices of magnitudes at or above the limit, ascending, until `out` is full; how many."""
+    """Indices of magnitudes at or above the limit, ascending; how many.
+
+    Stops where a row might not fit any more into `out`.
+    """
     found = 0
     width = bits.shape[1]
     for b in range(bits.shape[0]):
         if largest_magnitude(bits, b) < limit:
             continue
+        if found + width > out.size:
+            break
         for j in range(width):
-            if bits[b, j] & MAGNITUDE >= limit:
-                if found == out.size:
-                    return found
-                out[found] = b * width + j
-                found += 1
+            # Without a branch, which would be guessed wrong too often.
+            out[found] = b * width + j
+            found += 1 if bits[b, j] & MAGNITUDE >= limit else 0
     return found
+
+
+@_compiled
+def count_above(bits: Ints, limit: np.int32) -> int:
+    """How many magnitudes are at or above the limit."""
+    count = I(0)
+    for i in range(bits.size):
+        count += I(1) if bits[i] & MAGNITUDE >= limit else I(0)
+    return int(count)

@@ -19,6 +19,20 @@ from torch import Tensor
 from claw_plan.kernels.codec import Codec, CodecError
 
 
+def restore_unless_finite(state: Tensor, before: Tensor, judged: Tensor) -> None:
+    """Writes `before` over `state` unless all of `judged` is finite."""
+    if not judged.numel():
+        return
+    # One pass where isfinite() writes a mask of all elements and reads it again.
+    least, most = torch.aminmax(judged)
+    finite = least.isfinite() & most.isfinite()
+    if state.device.type != "cpu":
+        # Without asking the device, which would wait for it.
+        torch.where(finite, state, before, out=state)
+    elif not finite:
+        state.copy_(before)
+
+
 @dataclass(slots=True)
 class ErrorFeedback:
     """A codec with the residual of one bucket; the residual starts at zero."""
@@ -26,8 +40,8 @@ class ErrorFeedback:
     codec: Codec
     residual: Tensor | None = None
     """As long as the bucket, fp64 for fp64 buckets and else fp32; None before the first use."""
-    _total: Tensor | None = field(default=None, repr=False)
-    """Takes turns with the residual: memory that is new at every step is slow to get."""
+    _spare: Tensor | None = field(default=None, repr=False)
+    """On the CPU takes turns with the residual: memory that is new at every step is slow there."""
 
     def encode(self, flat: Tensor) -> Tensor:
         """The codes of flat + residual; keeps what they leave out."""
@@ -47,7 +61,7 @@ class ErrorFeedback:
                 f"chunks of {list(sizes)} elements are not a bucket of {flat.numel()}"
             )
         residual = self._residual_for(flat)
-        total = self._total
+        total = self._spare
         if total is None or (total.shape, total.dtype) != (residual.shape, residual.dtype):
             total = torch.empty_like(residual)
         torch.add(residual, flat.detach().reshape(-1), out=total)
@@ -57,12 +71,9 @@ class ErrorFeedback:
         ):
             codes.append(self.codec.encode(rest))
             self.codec.subtract_sent(rest, codes[-1])
-            if rest.numel():
-                # Without asking the device, which would wait for it; one pass where isfinite()
-                # writes a mask of all elements and reads it again.
-                low, high = rest.aminmax()
-                torch.where(low.isfinite() & high.isfinite(), rest, before, out=rest)
-        self.residual, self._total = total, residual
+            restore_unless_finite(rest, before, rest)
+        self.residual = total
+        self._spare = residual if total.device.type == "cpu" else None
         return codes
 
     def reset(self) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from claw_plan.kernels.codec import CodecError
+from claw_plan.kernels.error_feedback import restore_unless_finite
 from claw_plan.kernels.sparse import SparseCodec
 
 
@@ -75,10 +76,9 @@ class MomentumCorrection:
         sent = self.codec.indices(codes)
         velocity.index_fill_(0, sent, 0)
         unsent.index_fill_(0, sent, 0)
-        # Without asking the device, which would wait for it.
-        finite = gradient.isfinite().all()
-        self.velocity = torch.where(finite, velocity, self.velocity)
-        self.unsent = torch.where(finite, unsent, self.unsent)
+        restore_unless_finite(velocity, self.velocity, gradient)
+        restore_unless_finite(unsent, self.unsent, gradient)
+        self.velocity, self.unsent = velocity, unsent
         return codes
 
     def reset(self) -> None:

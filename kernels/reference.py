@@ -131,6 +131,11 @@ def largest(x: Tensor, count: int) -> Tensor:
     return x.abs().topk(count, sorted=False).indices.sort().values
 
 
+def above(x: Tensor, threshold: float) -> Tensor:
+    """Indices, ascending, of the magnitudes above the threshold; NaN is."""
+    return (~(x.abs() <= threshold)).nonzero().view(-1)
+
+
 def random_fractions(x: Tensor, seed: int) -> Tensor:
     """In [0, 1), by a hash of the seed, the place and the bits: no generator's state is touched.
 

@@ -99,5 +99,4 @@ class Threshold(SparseCodec):
             )
 
     def _encode(self, x: Tensor) -> Tensor:
-        # NaN is not below the threshold either.
-        return _pairs(x, (~(x.abs() <= self.threshold)).nonzero().view(-1))
+        return _pairs(x, backend_of(x).above(x, self.threshold))

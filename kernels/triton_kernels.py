@@ -19,7 +19,7 @@ from claw_plan.kernels.reference import Fp8Format, hash_start
 TILE = 1024
 """Elements a program takes where nothing asks for another number."""
 
-largest = reference.largest
+largest, above = reference.largest, reference.above
 
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 INFINITY = tl.constexpr(0x7F800000)

@@ -6,7 +6,8 @@ its gradients and all buckets before it are complete: no rank decides anything a
 bucket's gradients lie in one flat buffer, of which `parameter.grad` are views.
 
 With the backend's own all-reduce the arithmetic is that of DistributedDataParallel: gradients are
-multiplied by 1/n, then summed. Any other mean (`Mean`) runs on a thread beside the backward.
+multiplied by 1/n, then summed. Any other mean (`Mean`) blocks, so on a CPU it runs on a thread
+beside the backward; a GPU's kernels and messages are only queued where it is called.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ class Replicas(nn.Module):
         super().__init__()
         self.module = module
         self._group, self._may_miss, self._mean = group, may_miss, mean
-        self._thread = ThreadPoolExecutor(1, "mean of gradients") if mean else None
         self.buckets = make_buckets(module, sizes)
+        blocks = mean is not None and self.buckets[0].buffer.device.type == "cpu"
+        self._thread = ThreadPoolExecutor(1, "mean of gradients") if blocks else None
         self._names = {id(p): name for name, p in module.named_parameters()}
         self._syncs, self._began, self._left = True, False, 0
         for bucket in self.buckets:
@@ -129,10 +131,12 @@ class Replicas(nn.Module):
             if len(bucket.seen) < len(bucket.views):
                 return
             self._left += 1
-            if self._thread is None:
+            if self._mean is None:
                 bucket.arriving = dist.all_reduce(bucket.buffer, group=self._group, async_op=True)
-            else:
+            elif self._thread is not None:
                 bucket.arriving = _Submitted(self._thread, self._mean_of, bucket)
+            else:
+                self._mean_of(bucket)
 
     def _mean_of(self, bucket: Bucket) -> None:
         assert self._mean is not None

@@ -112,3 +112,10 @@ def test_the_largest_are_the_largest(count: int, kind: str) -> None:
     torch.testing.assert_close(
         x[ours].abs().sort().values, x[theirs].abs().sort().values, rtol=0, atol=0, equal_nan=True
     )
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("threshold", [0.0, 1e-44, 0.5, 2.5, 3e38])
+def test_what_is_above_a_threshold_is_equal(numel: int, threshold: float) -> None:
+    for x in block_inputs(numel):
+        assert torch.equal(compiled.above(x, threshold), reference.above(x, threshold))

@@ -27,3 +27,23 @@ def test_means_are_numpys() -> None:
     assert reference.root_mean_square(x).item() == np.float32(np.sqrt((wide**2).mean()))
     x[0] = torch.inf
     assert reference.mean_abs(x).isnan() and reference.root_mean_square(x).isnan()
+
+
+def test_largest_and_above_are_numpys() -> None:
+    x = torch.randn(500)
+    magnitudes = np.abs(x.numpy())
+    np.testing.assert_array_equal(reference.largest(x, 20), np.sort(np.argsort(-magnitudes)[:20]))
+    np.testing.assert_array_equal(reference.above(x, 1.5), np.flatnonzero(magnitudes > 1.5))
+    x[3] = torch.nan
+    assert 3 in reference.above(x, 1e38) and reference.largest(x, 1).tolist() == [3]
+
+
+def test_fractions_fill_the_unit_interval_evenly() -> None:
+    fractions = reference.random_fractions(torch.randn(100_000), seed=1)
+    counts, _ = np.histogram(fractions, bins=50, range=(0, 1))
+    # Chi-square with 49 degrees of freedom: 100 is beyond the 99.99th percentile.
+    assert ((counts - 2000.0) ** 2 / 2000).sum() < 100
+    equal = reference.random_fractions(torch.ones(100_000), seed=1)
+    counts, _ = np.histogram(equal, bins=50, range=(0, 1))
+    assert ((counts - 2000.0) ** 2 / 2000).sum() < 100
+    assert abs(np.corrcoef(equal[1:], equal[:-1])[0, 1]) < 0.02
