@@ -31,6 +31,7 @@ from claw_plan.executor.checkpoint_folder import (
 )
 from claw_plan.executor.checkpoint_io import Box, read_boxes, tensors_in, write_boxes
 from claw_plan.executor.checkpoint_state import (
+    ERRORS,
     MODEL,
     RANDOM,
     ChangedBuffers,
@@ -56,6 +57,7 @@ class Checkpointer:
     """Saves and loads one rank's part. All ranks construct it and call the same methods in turn.
 
     With `folder` None it only loads. `keep` is how many of the newest checkpoints stay, None: all.
+    `note` is what there is to say of what was loaded.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Checkpointer:
         self.holding = agree_on_writers(compiled, self._group)
         self._changed = ChangedBuffers(compiled)
         self._built_groups = group_numbers(compiled.optimizer)
+        self.note = ""
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: tuple[Header, Path, Future[None]] | None = None
@@ -125,11 +128,13 @@ class Checkpointer:
         check_model(self._compiled, stored, path)
         self._check_training(header, path)
         boxes, finish = boxes_to_read(self._compiled, self.holding.held, stored)
-        random = self._random_boxes(header, stored)
-        read(([*boxes, *random.values()]), path, self._group)
+        random = self._own_boxes(RANDOM, header, stored)
+        errors = self._own_boxes(ERRORS, header, stored)
+        read(([*boxes, *random.values(), *errors.values()]), path, self._group)
         for step in finish:
             step()
         self._take_numbers(header)
+        self._take_errors(errors, header, stored)
         if random:
             set_random_state({purpose: box.tensor for purpose, box in random.items()})
         else:
@@ -184,18 +189,28 @@ class Checkpointer:
                 f"with {optimizer}; use the same, or take its weights alone: --init-from {path}"
             )
 
-    def _random_boxes(self, header: Header, stored: Stored) -> dict[str, Box]:
-        """Room for this rank's generators; none where another plan drew from them."""
+    def _own_boxes(self, room: str, header: Header, stored: Stored) -> dict[str, Box]:
+        """Room for what this rank alone had, by name; none where another plan wrote it."""
         if header.candidate != candidate_mapping(self._compiled.knobs):
             return {}
-        prefix = f"{RANDOM}.rank{self._rank}."
+        prefix = f"{room}.rank{self._rank}."
         return {
-            purpose: whole_box(
-                (RANDOM, f"rank{self._rank}", purpose), torch.zeros(shape, dtype=dtype)
-            )
+            name: whole_box((room, f"rank{self._rank}", name), torch.zeros(shape, dtype=dtype))
             for key, (shape, dtype) in stored.items()
-            if (purpose := key.removeprefix(prefix)) != key
+            if (name := key.removeprefix(prefix)) != key
         }
+
+    def _take_errors(self, errors: Mapping[str, Box], header: Header, stored: Stored) -> None:
+        """What codecs had not sent; of other ranks' it is of no use, and begins at zero."""
+        exchange = self._compiled.exchange
+        if exchange is not None:
+            device = self._compiled.device
+            exchange.state.load_rank_state({n: box.tensor.to(device) for n, box in errors.items()})
+        if not errors and any(key.startswith(f"{ERRORS}.") for key in stored):
+            self.note = (
+                f"what codec={header.candidate.get('codec')} had not sent when {header.step} "
+                "steps were done is left out: it belongs to the ranks of another plan"
+            )
 
     def _take_numbers(self, header: Header) -> None:
         groups = self._compiled.optimizer.param_groups

@@ -2,9 +2,10 @@
 
 Keys are those of torch's own nested state dicts, so that torch reads them: `model.<name>`,
 `optim.state.<parameter>.<key>`. Beside them stand `optim.numbers` (an optimizer's plain Python
-numbers), `buffers` (non-persistent ones that training has changed) and `random.rank<r>`. Names
-are the whole model's. Each box is written by one of the ranks that hold it, chosen once so that
-all write about as much; all others neither copy nor send it.
+numbers), `buffers` (non-persistent ones that training has changed), `random.rank<r>` and
+`errors.rank<r>` (what codecs did not send yet). Names are the whole model's. Each box is written
+by one of the ranks that hold it, chosen once so that all write about as much; all others neither
+copy nor send it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from claw_plan.executor.offload import HostOptimizer
 from claw_plan.executor.parallel_model import ParallelModel
 from claw_plan.executor.random_state import random_state
 
-MODEL, BUFFERS, RANDOM = "model", "buffers", "random"
+MODEL, BUFFERS, RANDOM, ERRORS = "model", "buffers", "random", "errors"
 OPTIMIZER, NUMBERS = ("optim", "state"), ("optim", "numbers")
 
 PartKey = tuple[str, Shape]
@@ -138,6 +139,10 @@ def boxes_to_write(
             yield whole_box((room, name), buffer.detach())
     for purpose, state in random_state().items():
         yield whole_box((RANDOM, f"rank{rank}", purpose), state)
+    if compiled.exchange is not None:
+        for name, error in compiled.exchange.state.rank_state().items():
+            if error.numel():
+                yield whole_box((ERRORS, f"rank{rank}", name), error)
 
 
 def _boxes(

@@ -16,9 +16,11 @@ import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from claw_plan.executor.communication.hooks import Mean
 from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.pipeline import Recorded
+from claw_plan.planner.bucket_plan import filled_buckets
 from claw_plan.planner.model_source import Batch
 from claw_plan.profiles.units import MIB
 
@@ -32,15 +34,22 @@ def replicate(
     bucket_bytes: int,
     *,
     buckets: Sequence[int] = (),
+    mean: Mean | None = None,
     finds_unreached: bool,
 ) -> nn.Module:
     """The module whose replicas' gradients meet during backward, in buckets.
 
-    `buckets` are numbers of parameters where the plan says which share one. With
-    `finds_unreached` it looks in each backward which parameters get no gradient.
+    `buckets` are numbers of parameters where the plan says which share one, `mean` what becomes of
+    a bucket where it is not the library's own all-reduce. With `finds_unreached` it looks in each
+    backward which parameters get no gradient.
     """
+    if mean is not None and not buckets:
+        trained = [p for p in module.parameters() if p.requires_grad][::-1]
+        buckets = filled_buckets((p.numel() * p.element_size() for p in trained), bucket_bytes)
     if buckets:
-        return Replicas(module, mesh.group("dp_replicate"), buckets, may_miss=finds_unreached)
+        return Replicas(
+            module, mesh.group("dp_replicate"), buckets, may_miss=finds_unreached, mean=mean
+        )
     return DistributedDataParallel(
         module,
         process_group=mesh.group("dp_replicate"),

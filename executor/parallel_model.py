@@ -37,6 +37,13 @@ from claw_plan.executor.ranges import Ranges
 from claw_plan.executor.rank_stages import TiedCopy, make_rank_stages
 from claw_plan.executor.reached import leave_unreached
 from claw_plan.executor.recorder import StepRecorder
+from claw_plan.executor.replica_exchange import (
+    Exchange,
+    make_exchange,
+    momentum_optimizer,
+    refuse_exchange,
+    sends_momentum,
+)
 from claw_plan.executor.sharding import stays_whole
 from claw_plan.executor.stages import Stage
 from claw_plan.executor.whole_model import AS_PLANNED
@@ -57,9 +64,11 @@ class ParallelModel:
     `parameters` are this rank's, under the names of the whole model; a tied parameter stands
     under the first of its names; `copies` are second places of some. `whole` is the model before
     it was divided. `schedule` runs forward and backward; without a pipeline it calls `module`,
-    the only one of `stages` or what replicates it. `averaged` maps an axis to parameters whose
-    gradients are averaged over it once a step. `unreached` names parameters that the loss may
-    not reach, `counted` are those whose part of the gradients' norm is counted on this rank.
+    the only one of `stages` or what replicates it. `exchange` is what replicas send each other
+    where it is not the library's own all-reduce of gradients. `averaged` maps an axis to
+    parameters whose gradients are averaged over it once a step. `unreached` names parameters that
+    the loss may not reach, `counted` are those whose part of the gradients' norm is counted on
+    this rank.
     """
 
     plan: Plan
@@ -80,6 +89,7 @@ class ParallelModel:
     pipeline_stages: tuple[RecordedStage, ...] = field(default=(), repr=False)
     loss_scale: LossScale | None = None
     statistics: RunningStatistics | None = None
+    exchange: Exchange | None = None
     unreached: frozenset[str] = frozenset()
     counted: Sequence[nn.Parameter] = ()
     recorder: StepRecorder | None = None
@@ -91,12 +101,18 @@ class ParallelModel:
         with self.recorder or nullcontext():
             loss = self.forward_backward(batch)
             self.finish_gradients()
-        if self.loss_scale is None or self.loss_scale.divide(self.trainable()):
+        if self.takes_step():
             self.clip_gradients()
             with self._recorded_optimizer():
                 self.optimizer.step()
         self.optimizer.zero_grad()
         return self.global_loss(loss)
+
+    def takes_step(self) -> bool:
+        """Whether no gradient overflowed in fp16, be it in kernels or on the wire."""
+        if self.exchange is not None and not self.exchange.takes_step():
+            return False
+        return self.loss_scale is None or self.loss_scale.divide(self.trainable())
 
     def recorded(
         self, kind: str, name: str, *, awaits_peer: bool = False
@@ -189,6 +205,7 @@ def compile_plan(
 ) -> ParallelModel:
     """Makes this rank's part. Every rank of the default process group must call it."""
     knobs = plan.knobs()
+    refuse_exchange(plan, loaded)
     mesh = make_mesh(knobs, device.type)
     shards = plan.training.precision != "float32" or knobs.dp_shard > 1
     held = make_rank_stages(plan, loaded, mesh, device, precision, shards=shards)
@@ -196,6 +213,8 @@ def compile_plan(
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
     trainable = [p for p in held.parameters.values() if p.requires_grad]
     make = partial(make_optimizer, plan.training, loaded)
+    if sends_momentum(plan, loaded):
+        make = partial(momentum_optimizer, plan, mesh)
     compiled = ParallelModel(
         plan=plan,
         knobs=knobs,
@@ -215,6 +234,7 @@ def compile_plan(
         statistics=RunningStatistics(held.stages.values(), mesh),
         unreached=held.unreached,
     )
+    compiled.exchange = make_exchange(plan, mesh, compiled.optimizer)
     if knobs.pp > 1:
         _make_pipeline(compiled, held.stages)
     else:
@@ -265,6 +285,7 @@ def _make_accumulation(compiled: ParallelModel, *, replicates: bool) -> None:
             compiled.mesh,
             knobs.bucket_bytes,
             buckets=knobs.buckets,
+            mean=compiled.exchange and compiled.exchange.mean,
             finds_unreached=bool(compiled.unreached),
         )
     compiled.schedule = partial(

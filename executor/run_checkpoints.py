@@ -26,7 +26,7 @@ class RunCheckpoints:
     def __init__(self, job: Job, compiled: ParallelModel) -> None:
         self._folder = Path(job.checkpoint_folder) if job.checkpoint_folder else None
         self._every = job.checkpoint_every
-        self.first_step, self.last = 0, ""
+        self.first_step, self.last, self._told = 0, "", ""
         self._checkpointer: Checkpointer | None = None
         if job.init_from:
             load_weights(compiled, Path(job.init_from))
@@ -34,14 +34,16 @@ class RunCheckpoints:
             self._checkpointer = Checkpointer(compiled, self._folder, keep=job.keep)
             if job.resume:
                 self.first_step = self._checkpointer.load(Path(job.resume)).step
+                self._told = self._checkpointer.note
 
     def after_step(self, step: int, *, ends: bool) -> str:
         """Saves after `step` steps if it is time to; answers what is to be said, mostly nothing.
 
         Raises ExecutionError when the run ends and its state cannot be written.
         """
+        told, self._told = self._told, ""
         if self._checkpointer is None or self._folder is None:
-            return ""
+            return told
         is_due = ends or (self._every > 0 and step % self._every == 0)
         note = self._checkpointer.save(step) if is_due else self._checkpointer.look()
         if ends:
@@ -49,4 +51,5 @@ class RunCheckpoints:
             if failed:
                 raise ExecutionError(f"{failed}; older checkpoints there are as they were")
             self.last = str(self._folder / name_of(step))
-        return f"{note}; training goes on" if note else ""
+        note = f"{note}; training goes on" if note else ""
+        return "; ".join(filter(None, (told, note)))

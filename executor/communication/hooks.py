@@ -44,13 +44,25 @@ class GradientMean:
         self._whole_backwards = whole_backwards
         self._backwards = 0
         self._sends_whole = means.codec.name == "none"
+        self._is_finite: torch.Tensor | None = None
 
     def __call__(self, index: int, flat: torch.Tensor) -> torch.Tensor:
         """The mean of a bucket; buckets of a backward come in the order of their numbers."""
         self._backwards += index == 0
         if self._sends_whole or self._backwards <= self._whole_backwards:
             return self.means.whole(flat)
-        return self.means.compressed(f"bucket{index}", flat)
+        mean = self.means.compressed(f"bucket{index}", flat)
+        finite = mean.isfinite().all()
+        self._is_finite = finite if self._is_finite is None else self._is_finite & finite
+        return mean
+
+    def take_finite(self) -> bool:
+        """Whether all means since it was last asked were finite; equal on all ranks, as they are.
+
+        What is not finite on any rank no codec hides, so all can leave the same step out.
+        """
+        finite, self._is_finite = self._is_finite, None
+        return finite is None or bool(finite)
 
     def rank_state(self) -> dict[str, torch.Tensor]:
         """The errors, which this rank alone has."""

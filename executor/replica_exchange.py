@@ -1,0 +1,136 @@
+"""What replicas send each other, as the plan's codec and collective algorithm say.
+
+Codecs whose errors a second moment would not forgive carry AdamW's momentum (1-bit Adam and its
+kin: one_bit, top_k, threshold); the others carry gradients. Under plain SGD, which is linear in
+gradients, all do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+from claw_plan.executor.communication.algorithms import NATIVE
+from claw_plan.executor.communication.group_mean import GroupMean
+from claw_plan.executor.communication.hooks import GradientMean, Mean
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.mesh import Mesh
+from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
+from claw_plan.kernels.codec import codec_of
+from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.model_source import LoadedModel
+from claw_plan.planner.plan import Plan
+from claw_plan.planner.supported import OF_MOMENTUM
+from claw_plan.profiles.collective_schedules import Nodes
+
+AUTO, UNCODED = "auto", "none"
+
+
+class RankState(Protocol):
+    """Something with state that each rank has for itself."""
+
+    def rank_state(self) -> dict[str, torch.Tensor]:
+        """It, by name."""
+
+    def load_rank_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes it up again; nothing at all where it was another number of ranks'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What buckets of gradients become in backward, who keeps errors, and what may overflow."""
+
+    mean: Mean
+    state: RankState
+    gradients: GradientMean | None = None
+
+    def takes_step(self) -> bool:
+        """Whether what came is finite, the same on all ranks; they skip the step together."""
+        return self.gradients is None or self.gradients.take_finite()
+
+
+def needs_exchange(knobs: Candidate) -> bool:
+    """Whether replicas do something else than the library's own all-reduce of gradients."""
+    return knobs.codec != UNCODED or knobs.collective != AUTO
+
+
+def refuse_exchange(plan: Plan, loaded: LoadedModel) -> None:
+    """Raises ExecutionError where the plan's codec or algorithm has nothing to act on."""
+    knobs = plan.knobs()
+    if not needs_exchange(knobs):
+        return
+    asked = f"codec={knobs.codec}" if knobs.codec != UNCODED else f"collective={knobs.collective}"
+    if knobs.dp_shard > 1 or plan.training.precision != "float32":
+        raise ExecutionError(
+            f"{asked}: fully_shard reduces gradients itself, in shards or in precision "
+            f"{plan.training.precision}; use dp_shard=1 and --precision float32, or codec=none"
+        )
+    if sends_momentum(plan, loaded) and knobs.offload != "none":
+        raise ExecutionError(
+            f"{asked}: the momentum that travels lies on the host with offload={knobs.offload}; "
+            "use offload=none, or codec=int8"
+        )
+    if knobs.pp > 1 or knobs.dp_replicate == 1 or (knobs.tp > 1 and knobs.codec != UNCODED):
+        raise ExecutionError(
+            f"{asked}: it acts where replicas alone meet; use pp=1, tp=1 and dp_replicate above "
+            "1, or codec=none"
+        )
+    if sends_momentum(plan, loaded) and plan.training.clip_norm is not None:
+        raise ExecutionError(
+            f"{asked}: after its warm-up no rank has the mean gradient whose norm clip_norm "
+            "bounds; leave clip_norm out, or use codec=int8"
+        )
+
+
+def sends_momentum(plan: Plan, loaded: LoadedModel) -> bool:
+    """Whether the optimizer's momentum travels in place of gradients."""
+    name = codec_of(plan.knobs().codec).name
+    is_adamw = loaded.optimizer is None and plan.training.optimizer == "adamw"
+    return is_adamw and name in OF_MOMENTUM
+
+
+def means_of(plan: Plan, mesh: Mesh) -> dict[str, Any]:
+    """The group of this rank's replicas, and by which algorithm they meet."""
+    asked = plan.knobs().collective
+    return {
+        "group": mesh.group("dp_replicate"),
+        "algorithm": NATIVE if asked == AUTO else asked,
+        "nodes": _nodes(plan, mesh),
+    }
+
+
+def momentum_optimizer(plan: Plan, mesh: Mesh, parameters: Sequence[nn.Parameter]) -> OneBitAdam:
+    """AdamW of the plan, its momentum through the codec."""
+    training = plan.training
+    return OneBitAdam(
+        parameters,
+        lr=training.learning_rate,
+        codec=plan.knobs().codec,
+        warmup_steps=training.codec_warmup_steps,
+        **means_of(plan, mesh),
+    )
+
+
+def make_exchange(plan: Plan, mesh: Mesh, optimizer: torch.optim.Optimizer) -> Exchange | None:
+    """What the replicas' reducer and checkpoints need; None for the library's own all-reduce."""
+    if not needs_exchange(plan.knobs()):
+        return None
+    if isinstance(optimizer, OneBitAdam):
+        optimizer.averages_itself = False
+        return Exchange(mean=optimizer.mean_of_bucket, state=optimizer)
+    gradients = GradientMean(GroupMean(codec=codec_of(plan.knobs().codec), **means_of(plan, mesh)))
+    return Exchange(mean=gradients, state=gradients, gradients=gradients)
+
+
+def _nodes(plan: Plan, mesh: Mesh) -> Nodes:
+    """This rank's replicas by node, as numbers in their group."""
+    nodes: dict[str, list[int]] = {}
+    ranks = dist.get_process_group_ranks(mesh.group("dp_replicate"))
+    for number, rank in enumerate(ranks):
+        nodes.setdefault(plan.mesh.devices[rank].partition(":")[0], []).append(number)
+    return tuple(tuple(held) for held in nodes.values())

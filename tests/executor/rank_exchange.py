@@ -1,0 +1,95 @@
+"""Trains plans whose replicas exchange something else than whole gradients, saves and goes on.
+
+Started for each rank by tests as `python rank_exchange.py RANK WORLD_SIZE FOLDER PLAN...`; writes
+what it found of each plan to `rank<r>.pt`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from claw_plan.executor.batches import ExampleSource, own_slice
+from claw_plan.executor.checkpoint import Checkpointer
+from claw_plan.executor.checkpoint_folder import name_of
+from claw_plan.executor.opened_plan import open_plan
+from claw_plan.executor.parallel_model import ParallelModel, compile_plan
+
+STEPS, SAVED, WARMUP = 8, 5, 3
+
+
+class Training:
+    """A plan's model on this rank, with a short warm-up."""
+
+    def __init__(self, path: Path) -> None:
+        plan, loaded = open_plan(path)
+        training = plan.training.model_copy(update={"codec_warmup_steps": WARMUP})
+        plan = plan.model_copy(update={"training": training})
+        self.compiled: ParallelModel = compile_plan(plan, loaded, torch.device("cpu"))
+        self._source = ExampleSource(plan, loaded)
+
+    def train(self, steps: range) -> list[float]:
+        mesh, dp = self.compiled.mesh, self.compiled.knobs.dp
+        batches = [
+            own_slice(self._source.global_batch(step), mesh.data_index, dp) for step in steps
+        ]
+        return [self.compiled.train_step(batch) for batch in batches]
+
+    def flat(self) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.compiled.parameters.values()])
+
+
+def found_of(path: Path, folder: Path) -> dict[str, Any]:
+    first = Training(path)
+    losses = first.train(range(SAVED))
+    checkpointer = Checkpointer(first.compiled, folder)
+    checkpointer.save(SAVED)
+    failed = checkpointer.finish()
+    assert not failed, failed
+    losses += first.train(range(SAVED, STEPS))
+    second = Training(path)
+    reader = Checkpointer(second.compiled, None)
+    reader.load(folder / name_of(SAVED))
+    second.train(range(SAVED, STEPS))
+    found = {"losses": losses, "flat": first.flat(), "resumed": second.flat(), "note": reader.note}
+    exchange = first.compiled.exchange
+    if exchange is not None and exchange.gradients and first.compiled.knobs.codec != "none":
+        found["skipped"] = skipped(first)
+    return found
+
+
+def skipped(training: Training) -> dict[str, Any]:
+    """A step in which one rank's gradient overflowed, and one afterwards."""
+    compiled, before = training.compiled, training.flat().clone()
+    poisoned = compiled.trainable()[0].register_hook(
+        lambda gradient: gradient * (torch.inf if dist.get_rank() == 1 else 1.0)
+    )
+    training.train(range(STEPS, STEPS + 1))
+    poisoned.remove()
+    kept = training.flat().clone()
+    loss = training.train(range(STEPS + 1, STEPS + 2))[0]
+    return {"before": before, "kept": kept, "loss": loss, "after": training.flat()}
+
+
+def main(rank: int, world_size: int, folder: Path, plans: list[Path]) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    found = {path.stem: found_of(path, folder / path.stem) for path in plans}
+    other = Training(plans[-1])
+    reader = Checkpointer(other.compiled, None)
+    reader.load(folder / plans[1].stem / name_of(SAVED))
+    found["other"] = {"note": reader.note}
+    torch.save(found, folder / f"rank{rank}.pt")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo may still run
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), [Path(p) for p in sys.argv[4:]])

@@ -1,0 +1,135 @@
+"""Plans with a codec or an algorithm train on four real ranks, skip and resume to the last bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.opened_plan import open_plan
+from claw_plan.executor.replica_exchange import refuse_exchange, sends_momentum
+from claw_plan.planner.supported import ALGORITHMS, CODECS
+
+RANKS = Path(__file__).with_name("rank_exchange.py")
+
+OF_GRADIENTS = {"fp16": 1e-4, "fp8": 0.02, "int8": 2e-3, "int4": 0.05}
+"""How far losses may be from those of whole gradients after eight steps."""
+
+OF_MOMENTUM = ("one_bit", "top_k:0.05", "threshold:0.001")
+WARMUP = 3
+
+Found = list[dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tiny_plan: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Of each rank, what it found of each plan."""
+    folder = tmp_path_factory.mktemp("exchange")
+    options: dict[str, dict[str, Any]] = {"whole": {}}
+    options |= {name.partition(":")[0]: {"codec": name} for name in (*OF_MOMENTUM, *OF_GRADIENTS)}
+    options |= {name: {"collective": name} for name in ALGORITHMS}
+    options |= {"small_buckets": {"codec": "int8", "bucket_bytes": 9000}}
+    options |= {"one_bit_other": {"codec": "one_bit", "bucket_bytes": 9000}}
+    plans = [tiny_plan(name, dp_replicate=4, **knobs) for name, knobs in options.items()]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(RANKS), str(rank), "4", str(folder), *map(str, plans)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(4)
+    ]
+    assert [rank.wait(timeout=290) for rank in ranks] == [0] * 4
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", [*OF_GRADIENTS])
+def test_gradients_through_a_codec_train_like_whole_ones(found: Found, codec: str) -> None:
+    whole = found[0]["whole"]["losses"]
+    assert found[0][codec]["losses"] == pytest.approx(whole, abs=OF_GRADIENTS[codec])
+    assert found[0][codec]["losses"] != whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", [name.partition(":")[0] for name in OF_MOMENTUM])
+def test_momentum_through_a_codec_trains_after_a_warm_up(found: Found, codec: str) -> None:
+    losses, whole = found[0][codec]["losses"], found[0]["whole"]["losses"]
+    # The loss of a step is that of the parameters before it.
+    assert losses[: WARMUP + 1] == pytest.approx(whole[: WARMUP + 1], abs=1e-6)
+    assert losses[-1] < losses[WARMUP]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS])
+def test_another_algorithm_trains_like_the_librarys(found: Found, algorithm: str) -> None:
+    whole = found[0]["whole"]["losses"]
+    assert found[0][algorithm]["losses"] == pytest.approx(whole, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_with_the_same_bits_on_every_rank(found: Found) -> None:
+    for rank in found:
+        for name, own in rank.items():
+            if name != "other":
+                assert torch.equal(own["flat"], found[0][name]["flat"]), name
+                assert torch.equal(own["resumed"], own["flat"]), name
+                assert own["note"] == ""
+
+
+@pytest.mark.slow
+def test_errors_of_another_plan_are_left_out_and_told(found: Found) -> None:
+    assert found[0]["other"]["note"] == (
+        "what codec=one_bit had not sent when 5 steps were done is left out: it belongs to the "
+        "ranks of another plan"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", [*OF_GRADIENTS, "small_buckets"])
+def test_all_ranks_leave_out_a_step_in_which_one_overflowed(found: Found, codec: str) -> None:
+    for rank in found:
+        step = rank[codec]["skipped"]
+        assert torch.equal(step["kept"], step["before"])
+        assert torch.equal(step["after"], found[0][codec]["skipped"]["after"])
+        assert step["after"].isfinite().all()
+        assert not torch.equal(step["after"], step["kept"])
+
+
+REFUSED = {
+    "clip": ({"codec": "one_bit", "dp_replicate": 2, "clip_norm": 1.0}, "no rank has the mean"),
+    "offload": ({"codec": "one_bit", "dp_replicate": 2, "offload": "optimizer"}, "on the host"),
+    "shards": ({"codec": "int8", "dp_shard": 2}, "fully_shard reduces gradients itself"),
+    "lower": ({"codec": "int8", "dp_replicate": 2, "precision": "bfloat16"}, "fully_shard"),
+    "stages": ({"codec": "int8", "dp_replicate": 2, "pp": 2}, "where replicas alone meet"),
+    "alone": ({"collective": "ring"}, "where replicas alone meet"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_codec_cannot_act_on_is_refused(tiny_plan: Callable[..., Path], name: str) -> None:
+    knobs, why = REFUSED[name]
+    knobs = dict(knobs)
+    asked = {key: knobs.pop(key) for key in ("codec", "collective") if key in knobs}
+    plan, loaded = open_plan(tiny_plan(f"refused-{name}", **knobs))
+    plan = plan.model_copy(update={"candidate": plan.candidate | asked})
+    with pytest.raises(ExecutionError, match=why):
+        refuse_exchange(plan, loaded)
+
+
+def test_which_codecs_carry_momentum(tiny_plan: Callable[..., Path]) -> None:
+    carried = set()
+    for codec in CODECS:
+        text = "threshold:0.1" if codec == "threshold" else codec
+        plan, loaded = open_plan(tiny_plan(f"carries-{codec}", codec=text, dp_replicate=2))
+        if sends_momentum(plan, loaded):
+            carried.add(codec)
+        sgd = plan.training.model_copy(update={"optimizer": "sgd"})
+        assert not sends_momentum(plan.model_copy(update={"training": sgd}), loaded)
+    assert carried == {"one_bit", "top_k", "threshold"}
