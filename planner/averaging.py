@@ -2,8 +2,8 @@
 
 The library's own all-reduce runs beside the computation: NCCL's on a stream, gloo's on threads of
 its own, which between hosts mostly wait for the wire; inside one they need the cores that compute.
-What the executor makes of several calls (`executor.communication`) is waited for where it is
-called, so all of it counts.
+What the executor makes of several calls (`executor.communication`) runs on a thread, too, but its
+kernels take turns with those of the backward, so on accelerators all of it is waited for.
 
 A codec's mean has two phases (Tang et al. 2021, 1-bit Adam, arXiv 2102.02888): every rank encodes
 each other's part and all exchange them; each decodes what it got, averages its part, encodes it
@@ -20,9 +20,11 @@ from itertools import islice, pairwise
 from sys import maxsize
 from typing import NamedTuple
 
+from claw_plan.planner.bucket_plan import filled_buckets
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Parameter
 from claw_plan.planner.lower_data import memory_work
+from claw_plan.planner.message_rounds import added_bytes, all_reduce_by
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.profiles.codecs import CodecDescriptor, describe_codec
@@ -42,6 +44,9 @@ MEAN_BYTES = 12
 
 CAST_BYTES = 8
 """The same for a copy in fp32: a mean divided by the ranks, or the result put in its place."""
+
+ADD = "communication.add"
+"""How measurements may name what a rank does to add up the messages of an all-reduce."""
 
 known_codec = cache(describe_codec)
 
@@ -74,6 +79,12 @@ def averaging(problem: Problem, candidate: Candidate, elements: int) -> Averagin
     if candidate.codec != "none":
         return _encoded(problem, candidate, elements, nodes)
     size = STORED_BYTES * elements
+    if candidate.collective != "auto":
+        by_messages = all_reduce_by(problem, candidate.collective, size, ranks, nodes)
+        moved_bytes = added_bytes(candidate.collective, size, ranks) + CAST_BYTES * elements
+        adding_ns = problem.cost.op(memory_work(ADD, moved_bytes, "backward")).ns
+        is_waited_for = not _waits_for_the_wire(problem, nodes)
+        return Averaging((Phase(adding_ns, by_messages),), is_waited_for=is_waited_for)
     cost = problem.collective("all_reduce", size, ranks, nodes, by_data=True)
     is_waited_for = problem.cluster.backend == "gloo" and nodes == 1
     return Averaging((Phase(0, cost),), is_waited_for=is_waited_for)
@@ -99,8 +110,13 @@ def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) 
             Phase(kernels_ns("mean", server_bytes * own), gather),
         ),
         last_ns=kernels_ns("decode", (codec.decode_bytes + CAST_BYTES) * elements),
-        is_waited_for=True,
+        is_waited_for=not _waits_for_the_wire(problem, nodes),
     )
+
+
+def _waits_for_the_wire(problem: Problem, nodes: int) -> bool:
+    """Whether a thread that communicates leaves the cores to the backward."""
+    return problem.cluster.backend == "gloo" and nodes > 1
 
 
 def encoding_bytes(codec: CodecDescriptor) -> float:
@@ -142,10 +158,14 @@ def buckets_of(
 ) -> tuple[Bucket, ...]:
     """The buckets of trained parameters, in the model's order with their elements on a rank.
 
-    `units` are those of the stage.
+    `units` are those of the stage. What the library does not average is filled from the model's
+    last parameter to its first.
     """
     if candidate.buckets:
         return _planned(held, candidate.buckets)
+    if candidate.codec != "none" or candidate.collective != "auto":
+        sizes = (STORED_BYTES * elements for _, elements in reversed(held))
+        return _planned(held, filled_buckets(sizes, candidate.bucket_bytes))
     return _filled(held, units, candidate.bucket_bytes)
 
 

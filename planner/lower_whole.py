@@ -51,14 +51,22 @@ class Whole(DataParallel):
                 self._add(averaging(self._problem, self._candidate, bucket.elements))
 
     def _add(self, mean: Averaging) -> None:
+        if mean.is_waited_for:
+            self._add_in_turn(mean)
+            return
+        needs, last = [self._streams.last_task], len(mean.phases) - 1
+        for place, (kernels_ns, cost) in enumerate(mean.phases):
+            before_ns = kernels_ns + (mean.last_ns if place == last else 0)
+            stream = self._streams.reduce
+            task = self._streams.beside(
+                stream, "dp_comm", "bucket", cost, before_ns, needs, axis=AXIS
+            )
+            self._pending_reductions.append(task)
+            needs = [task]
+
+    def _add_in_turn(self, mean: Averaging) -> None:
         streams = self._streams
         for kernels_ns, cost in mean.phases:
-            if not mean.is_waited_for:
-                task = streams.beside(
-                    streams.reduce, "dp_comm", "bucket", cost, 0, [streams.last_task], axis=AXIS
-                )
-                self._pending_reductions.append(task)
-                continue
             if kernels_ns:
                 streams.run("dp_comm", "bucket", kernels_ns)
             streams.exchange("dp_comm", "bucket", cost, axis=AXIS)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from claw_plan.planner.averaging import buckets_of
+from claw_plan.planner.averaging import Bucket, buckets_of
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.group_table import Group
 from claw_plan.planner.memory_states import WHOLE, kind_of
@@ -20,7 +20,7 @@ from claw_plan.planner.placement import outcome, stride_of, tp_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import SCHEDULES
 from claw_plan.planner.shards import local_numel
-from claw_plan.planner.supported import ALGORITHMS, OFFLOAD, refusal
+from claw_plan.planner.supported import ALGORITHMS, OF_MOMENTUM, OFFLOAD, refusal
 
 BLOCKS_PER_GROUP = (1, 2, 4)
 """Blocks that are gathered together; more of them are offered by --fix."""
@@ -63,6 +63,11 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+MOST_BY_MESSAGES = 128
+"""Ranks among which an all-reduce by rounds of messages is offered: every pair that talks keeps a
+connection, and what such rounds cost is known from few ranks only."""
+
+
 class Degrees(NamedTuple):
     """Of a group, with the nodes that its tensor-parallel groups span."""
 
@@ -87,7 +92,7 @@ class Members:
         codecs: Sequence[str] = (),
     ) -> None:
         self._problem, self._fix, self._refines = problem, fix, refines
-        self._codecs = tuple(dict.fromkeys(("none", *codecs)))
+        self._codecs = tuple(dict.fromkeys((fix.get("codec", "none"), *codecs)))
         self._ways = cache(self._find_ways)
         self._gatherings = cache(self._find_gatherings)
         self._averagings = cache(self._find_averagings)
@@ -131,7 +136,9 @@ class Members:
                 base.pp > 1, base.tp > 1, shard > 1, shard < base.dp, several, base.schedule
             )
             for gathering in self._gatherings(stride_of(laid, "dp_shard"), shard, zero, most)
-            for averaging in self._averagings(base.pp > 1, base.tp, shard, shard < base.dp)
+            for averaging in self._averagings(
+                base.pp > 1, base.tp, shard, base.dp // shard, offload
+            )
         ]
 
     def schedules(self, group: Group) -> list[str]:
@@ -158,7 +165,7 @@ class Members:
         total = 0
         for shard in self._shards(dp):
             ways = self._ways(pp > 1, tp > 1, shard > 1, shard < dp, several, schedule)
-            means = len(self._averagings(pp > 1, tp, shard, shard < dp))
+            replicas = dp // shard
             for order in self._laid(degrees, shard):
                 stride = stride_of(
                     Candidate(
@@ -166,10 +173,11 @@ class Members:
                     ),
                     "dp_shard",
                 )
-                gatherings = (
-                    len(self._gatherings(stride, shard, way[1], together)) for way in ways
+                total += sum(
+                    len(self._gatherings(stride, shard, zero, together))
+                    * len(self._averagings(pp > 1, tp, shard, replicas, offload))
+                    for _, zero, offload in ways
                 )
-                total += means * sum(gatherings)
         return total
 
     def _find_laid(self, degrees: Degrees, shard: int) -> list[tuple[str, ...]]:
@@ -177,7 +185,8 @@ class Members:
         if len(self.orders) == 1:
             return [self.orders[0]]
         pp, tp, dp, nodes = degrees
-        problem, found = self._problem, {}
+        problem = self._problem
+        found: dict[tuple[object, ...], tuple[str, ...]] = {}
         per_node = problem.devices_per_node
         by_host = problem.cluster.backend == "gloo" or not problem.is_uniform
         for order in self.orders:
@@ -203,7 +212,7 @@ class Members:
 
     def _find_gatherings(
         self, stride: int, shard: int, zero: int, together: int
-    ) -> list[dict[str, int]]:
+    ) -> list[dict[str, Any]]:
         """`reshard_ranks` and `blocks_per_group`; a trainer that keeps copies has neither.
 
         Neighbours on dp_shard are so many devices apart.
@@ -235,21 +244,22 @@ class Members:
         )
 
     def _find_averagings(
-        self, pipelined: bool, tp: int, shard: int, replicated: bool
+        self, pipelined: bool, tp: int, shard: int, replicas: int, offload: str
     ) -> list[dict[str, Any]]:
         """`bucket_bytes`, `collective` and `codec`, which act where replicas meet in backward."""
         base = Candidate(
-            pp=1 + pipelined, tp=tp, dp_shard=shard, dp_replicate=1 + replicated,
-            bucket_bytes=self._fix.get("bucket_bytes", BUCKETS[0]),
+            pp=1 + pipelined, tp=tp, dp_shard=shard, dp_replicate=replicas,
+            offload=offload, bucket_bytes=self._fix.get("bucket_bytes", BUCKETS[0]),
         )  # fmt: skip
         plain = {name: getattr(base, name) for name in ("bucket_bytes", "collective", "codec")}
-        choices = [plain]
+        choices, clips = [plain], self._problem.training.clip_norm is not None
         if base.reduces_in_backward and kind_of(self._problem, base) == WHOLE:
             choices = [
                 {"bucket_bytes": size, "collective": algorithm, "codec": codec}
                 for size in self._bucket_sizes(base)
-                for algorithm in (base.collective, *ALGORITHMS)
+                for algorithm in self._algorithms(base)
                 for codec in self._codecs
+                if not (clips and codec.partition(":")[0] in OF_MOMENTUM)
             ]
         return [
             choice
@@ -258,13 +268,19 @@ class Members:
             and not refusal(replace(base, **choice))
         ]
 
+    def _algorithms(self, base: Candidate) -> list[str]:
+        """The library's own, and those by messages where a rank need not talk to too many."""
+        few = base.dp_replicate <= MOST_BY_MESSAGES
+        return [base.collective, *(ALGORITHMS if few else ())]
+
     def _bucket_sizes(self, base: Candidate) -> list[int]:
         """Those that make unlike buckets of the model's gradients."""
         if "bucket_bytes" in self._fix:
             return [base.bucket_bytes]
         graph = self._problem.graph
         held = [(p, local_numel(p, base.tp)) for p in graph.parameters if p.trainable]
-        units, found = range(len(graph.units)), {}
+        units = range(len(graph.units))
+        found: dict[tuple[Bucket, ...], int] = {}
         for size in BUCKETS:
             found.setdefault(buckets_of(held, units, replace(base, bucket_bytes=size)), size)
         return list(found.values())

@@ -25,6 +25,7 @@ from claw_plan.planner.score import Scorer
 from claw_plan.planner.space import Space
 from claw_plan.planner.stage_path import Cuts
 from claw_plan.profiles.cluster import Cluster
+from claw_plan.profiles.codecs import describe_codec
 from claw_plan.profiles.units import format_ns, parse_ns, s_from_ns
 
 NAMES = ("step_time", "cost", "deadline=<time>", "goodput", "memory", "balanced")
@@ -72,6 +73,21 @@ class StepTime(_ByDevices):
     def bound(self, time_ns: int, num_devices: int) -> int:
         """The time."""
         return time_ns
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToLoss(_ByDevices):
+    """The shortest step times the steps that its codec needs for what one needs without."""
+
+    name: str = "step_time"
+
+    def bound(self, time_ns: int, num_devices: int) -> int:
+        """No codec needs fewer."""
+        return time_ns
+
+    def value(self, candidate: Candidate, cuts: Cuts, time_ns: int) -> int:
+        """As the codec's descriptor says."""
+        return int(time_ns * max(1.0, describe_codec(candidate.codec).step_penalty))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +172,13 @@ def objective_of(text: str, scorer: Scorer, space: Space, steps: int | None) -> 
     problem = scorer.problem
     per_node = problem.devices_per_node
     if name in ("step_time", MEMORY) and not value:  # the least memory was found before
-        return StepTime()
+        return TimeToLoss() if space.has_codecs else StepTime()
     if name == "cost" and not value:
+        if problem.cluster.price_per_node_hour_usd is None:
+            raise PlanError(
+                "--objective cost needs a price: put  price: {per_node_hour: 32.77 USD}  into the "
+                "cluster file"
+            )
         return Cost(devices_per_node=per_node)
     if name == "deadline" and value:
         if not steps:
@@ -218,10 +239,8 @@ def said_of(objective: Objective, cluster: Cluster, candidate: Candidate, time_n
         nodes = objective.nodes(candidate.num_devices)
         hours = s_from_ns(time_ns) / 3600 * nodes
         price = cluster.price_per_node_hour_usd
-        figure = (
-            f"{hours * price:.3g} USD" if price else f"{hours:.3g} node-hours (no price given)"
-        )
-        return f"objective cost: {figure} a step on {nodes} node{'s' * (nodes > 1)}"
+        assert price is not None, "objective_of asks for it"
+        return f"objective cost: {hours * price:.3g} USD a step on {nodes} node{'s' * (nodes > 1)}"
     if isinstance(objective, Deadline):
         return (
             f"objective deadline: {candidate.num_devices} devices are the fewest whose step takes "

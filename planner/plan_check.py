@@ -97,6 +97,12 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
         yield f"candidate.bucket_bytes is at least 1, but got {candidate.bucket_bytes}"
     if candidate.buckets and not candidate.reduces_in_backward:
         yield "candidate.buckets act where dp_replicate is over 1, dp_shard and pp are 1"
+    is_averaged_otherwise = candidate.codec != "none" or candidate.collective != "auto"
+    if is_averaged_otherwise and plan.training.precision != "float32":
+        yield (
+            "candidate.codec and candidate.collective act in float32; gradients of lower "
+            "precisions are sharded"
+        )
     if candidate.buckets and plan.training.precision != "float32":
         yield "candidate.buckets act in float32; gradients of lower precisions are sharded"
     if (plan.training.seq_len or 1) < 1:

@@ -82,6 +82,11 @@ class Space:
                 why = f"no pipeline of this model: {refused or 'one block'}; pin pp=1"
             raise PlanError(f"--fix pp={pinned.pp}{each}: {why} (dp_shard divides every model)")
 
+    @property
+    def has_codecs(self) -> bool:
+        """Whether some candidate may encode gradients."""
+        return bool(self._codecs) or self._fix.get("codec", "none") != "none"
+
     def tp_degrees(self) -> list[int]:
         """Degrees that divide every head count of the model, or at least what pays most."""
         graph = self._problem.graph

@@ -6,11 +6,14 @@ yet, or that no test has proven, is refused here with its reason, and the report
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from sys import maxsize
 
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
+from claw_plan.planner.errors import PlanError
 from claw_plan.planner.schedules import SCHEDULES
+from claw_plan.profiles.codecs import CODEC_NAMES, CodecError, describe_codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +54,26 @@ COMPOSITIONS: tuple[Composition, ...] = (
 _ONLY = {
     "cp": (1, "context parallelism is not executed yet"),
     "ep": (1, "expert parallelism is not executed yet"),
-    "collective": ("auto", "the collective library chooses its own algorithm"),
-    "codec": ("none", "no codec is executed yet"),
 }
 """Knobs with one value so far, and why."""
 
-ALGORITHMS: tuple[str, ...] = ()
-"""Collective algorithms beside the library's own that the executor has."""
+_EXCHANGE = "tests/executor/test_replica_exchange.py"
+
+ALGORITHMS: Mapping[str, str] = dict.fromkeys(
+    ("ring", "tree", "recursive_doubling", "halving_doubling", "hierarchical"),
+    f"{_EXCHANGE}::test_another_algorithm_trains_like_the_librarys",
+)
+CODECS: Mapping[str, str] = dict.fromkeys(
+    ("one_bit", "top_k", "threshold"),
+    f"{_EXCHANGE}::test_momentum_through_a_codec_trains_after_a_warm_up",
+) | dict.fromkeys(
+    ("fp16", "fp8", "int8", "int4"),
+    f"{_EXCHANGE}::test_gradients_through_a_codec_train_like_whole_ones",
+)
+"""Algorithms beside the library's own, and codecs by name, each with the test that proves it."""
+
+OF_MOMENTUM = ("one_bit", "top_k", "threshold")
+"""Codecs that carry AdamW's momentum rather than gradients: 1-bit Adam and its kin."""
 
 RECOMPUTE = ("none", "full", "half")
 OFFLOAD = ("none", "optimizer")
@@ -86,6 +102,17 @@ def knob_refusal(candidate: Candidate) -> str:
         )
     if candidate.recompute not in RECOMPUTE:
         return f"recompute={candidate.recompute}: use one of {', '.join(RECOMPUTE)}"
+    if candidate.collective != "auto" and candidate.collective not in ALGORITHMS:
+        known = ", ".join(("auto", *ALGORITHMS))
+        return f"collective={candidate.collective}: use one of {known}"
+    if candidate.codec != "none":
+        try:
+            name = describe_codec(candidate.codec).name
+        except CodecError as error:
+            return f"codec={candidate.codec}: {error}"
+        if name not in CODECS:
+            known = ", ".join(("none", *CODECS))
+            return f"codec={candidate.codec}: no test proves that it trains; use one of {known}"
     if candidate.offload not in OFFLOAD:
         return f"offload={candidate.offload}: use one of {', '.join(OFFLOAD)}"
     if candidate.zero == 2 and candidate.pp > 1:
@@ -116,6 +143,46 @@ def _sharding_refusal(candidate: Candidate) -> str:
     return ""
 
 
+def _averaging_refusal(candidate: Candidate) -> str:
+    """Why gradients may not be averaged so; empty when they may."""
+    codec, algorithm = candidate.codec, candidate.collective
+    if codec == "none" and algorithm == "auto":
+        return ""
+    said = f"codec={codec}" if codec != "none" else f"collective={algorithm}"
+    if not candidate.reduces_in_backward:
+        return (
+            f"{said}: it acts where whole replicas meet during backward; use dp_replicate above "
+            "1, dp_shard=1 and pp=1"
+        )
+    if candidate.tp > 1:
+        return f"{said} is not proven with tensor parallelism; use tp=1"
+    if codec != "none" and algorithm != "auto":
+        return f"{said} with collective={algorithm}: use collective=auto"
+    if codec.partition(":")[0] in OF_MOMENTUM and candidate.offload != "none":
+        return f"{said}: the momentum that travels lies on the host; use offload=none"
+    return ""
+
+
+def codecs_named(text: str) -> tuple[str, ...]:
+    """'one_bit,top_k:0.001' to codecs that may be offered; 'all' to every one with defaults.
+
+    Raises PlanError for others.
+    """
+    if text == "all":
+        return tuple(name for name in CODECS if name != "threshold")
+    # Parameters have commas of their own: what names no codec belongs to the one before.
+    named: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if named and part.partition(":")[0] not in CODEC_NAMES:
+            named[-1] += f",{part}"
+        else:
+            named.append(part)
+    for codec in named:
+        if why := knob_refusal(Candidate(codec=codec)):
+            raise PlanError(f"--codecs {why}")
+    return tuple(named)
+
+
 def _order_refusal(candidate: Candidate) -> str:
     """Why the mesh's axes may not lie so; empty when they may."""
     order = candidate.mesh_order
@@ -133,7 +200,12 @@ def _order_refusal(candidate: Candidate) -> str:
 
 def refusal(candidate: Candidate) -> str:
     """Why the candidate may not be offered; empty when it may."""
-    why = knob_refusal(candidate) or _sharding_refusal(candidate) or _order_refusal(candidate)
+    why = (
+        knob_refusal(candidate)
+        or _sharding_refusal(candidate)
+        or _averaging_refusal(candidate)
+        or _order_refusal(candidate)
+    )
     if why:
         return why
     axes = axes_of(candidate)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -22,10 +22,12 @@ from claw_plan.planner.lower import Cuts, lower
 from claw_plan.planner.lower_end import WORLD
 from claw_plan.planner.placement import stride_of
 from claw_plan.planner.plan import PlanTraffic
-from claw_plan.planner.problem import Problem
+from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.shards import Place, ShardSizes
 from claw_plan.planner.stage_streams import FROM_PEER, Moves
+from claw_plan.profiles.collective_schedules import alike, rank_schedule
 from claw_plan.profiles.trainer import NEUTRAL
+from claw_plan.profiles.work import CollectiveWork
 
 STEADY_STEP = 3
 """From this step on every one moves the same."""
@@ -62,14 +64,22 @@ def predict_traffic(
 ) -> list[dict[Kind, Moved]]:
     """What each rank of the candidate moves in a step, as the executor trains it."""
     plain = replace(problem, trainer=NEUTRAL)
-    stages = {}
-    for place in _places(candidate):
-        lowered = lower(plain, shards, candidate, cuts, place=place)
-        stages[place] = [_counted(moves, candidate) for moves in lowered.moved]
+    moved = {
+        place: lower(plain, shards, candidate, cuts, place=place).moved
+        for place in _places(candidate)
+    }
+
+    @cache
+    def counted(place: Place, stage: int, replica: int) -> dict[Kind, Moved]:
+        return _counted(moved[place][stage], candidate, replica)
+
     ranks = []
     for rank in range(candidate.num_devices):
         at = partial(_index, candidate, rank)
-        ranks.append(stages[Place(dp_shard=at("dp_shard"), tp=at("tp"))][at("pp")])
+        # Rounds of messages differ from replica to replica; collectives do not.
+        replica = at("dp_replicate") if candidate.collective != "auto" else 0
+        place = Place(dp_shard=at("dp_shard"), tp=at("tp"))
+        ranks.append(counted(place, at("pp"), replica))
     return ranks
 
 
@@ -83,18 +93,42 @@ def _index(candidate: Candidate, rank: int, axis: str) -> int:
     return rank // stride_of(candidate, axis) % int(getattr(candidate, axis))
 
 
-def _counted(moves: Moves, candidate: Candidate) -> dict[Kind, Moved]:
+def _counted(moves: Moves, candidate: Candidate, replica: int) -> dict[Kind, Moved]:
     found: dict[Kind, list[int]] = {}
     for axes, works in moves:
         for axis, work in zip(axes, works, strict=True):
-            kind = Kind(work.op, group_of(axis, candidate), work.group_size)
-            if work.op == "send":  # its work names two ranks of all that the group has
-                op = "recv" if axis == FROM_PEER else "send"
-                kind = Kind(op, "pp", candidate.pp)
-            amounts = found.setdefault(kind, [0, 0])
-            amounts[0] += 1
-            amounts[1] += work.bytes
+            for op, size in _calls(work, axis, replica):
+                kind = Kind(op, group_of(axis, candidate), work.group_size)
+                if work.op == "send":  # its work names two ranks of all that the group has
+                    kind = Kind(op, "pp", candidate.pp)
+                amounts = found.setdefault(kind, [0, 0])
+                amounts[0] += 1
+                amounts[1] += size
     return {kind: Moved(*amounts) for kind, amounts in found.items()}
+
+
+def _calls(work: CollectiveWork, axis: str, replica: int) -> Iterator[tuple[str, int]]:
+    """Operation and bytes of all that a rank calls for it."""
+    if work.op == "send":
+        yield ("recv" if axis == FROM_PEER else "send"), work.bytes
+    elif work.algorithm == "auto":
+        yield work.op, work.bytes
+    else:
+        yield from _messages(work, replica)
+
+
+def _messages(work: CollectiveWork, replica: int) -> Iterator[tuple[str, int]]:
+    """What one rank sends and receives in an all-reduce by rounds of messages."""
+    nodes = alike(work.group_size, work.nodes)
+    schedule = rank_schedule(work.algorithm, replica, nodes)
+    elements, parts = work.bytes // STORED_BYTES, schedule.chunks
+    edges = [STORED_BYTES * (elements * part // parts) for part in range(parts + 1)]
+    for step in schedule.all_reduce:
+        for op, (first, stop) in (
+            (("send", step.sends), ("recv", step.receives)) if step is not None else ()
+        ):
+            if edges[stop] > edges[first]:
+                yield op, edges[stop] - edges[first]
 
 
 def group_of(axis: str, candidate: Candidate) -> str:

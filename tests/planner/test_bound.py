@@ -24,9 +24,17 @@ def some_choices(scorer, space, rng):
             path = scorer.bounds.stage_path(candidate)
             if path is not None:
                 yield candidate, path
-            other = replace(candidate, reshard_ranks=rng.randint(2, 4), blocks_per_group=3)
-            if path is not None and not refusal(other):
-                yield other, path
+            for other in (
+                replace(candidate, reshard_ranks=rng.randint(2, 4), blocks_per_group=3),
+                replace(
+                    candidate,
+                    bucket_bytes=rng.choice([100, 1000]),
+                    codec=rng.choice(["one_bit", "int8", "top_k:0.1"]),
+                    collective="auto",
+                ),
+            ):
+                if path is not None and not refusal(other):
+                    yield other, path
 
 
 def random_problem(toys, rng):

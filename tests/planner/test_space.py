@@ -49,6 +49,9 @@ ORDERS = (
 )
 
 
+ALGORITHMS = ("auto", "ring", "tree", "recursive_doubling", "halving_doubling", "hierarchical")
+
+
 def in_orders(candidate, devices):
     """With the axes in each order whose ranks lie otherwise than in those before it."""
     found = {}
@@ -126,10 +129,13 @@ def finer(candidate, blocks, devices):
     again = range(blocks if candidate.recompute != "none" else 1)
     near = near_of(candidate, devices) * (candidate.zero == 3)
     together = [n for n in (1, 2, 4) if n <= blocks and (n == 1 or candidate.dp_shard > 1)]
-    for some, ranks, number in product(again, [0, *near], together):
+    degrees = candidate.pp * candidate.dp_shard * candidate.tp
+    means = ALGORITHMS if candidate.dp_replicate > 1 and degrees == 1 else ("auto",)
+    for some, ranks, number, algorithm in product(again, [0, *near], together, means):
         yield replace(
-            candidate, recompute_blocks=some, reshard_ranks=ranks, blocks_per_group=number
-        )
+            candidate, recompute_blocks=some, reshard_ranks=ranks, blocks_per_group=number,
+            collective=algorithm,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("nodes, devices, batch", [(1, 4, 8), (2, 3, 6), (3, 2, 12)])
@@ -240,3 +246,31 @@ def test_finer_knobs_are_left_out_of_large_spaces_unless_pinned(toys, monkeypatc
     assert set(members(large)) < set(members(small))
     pinned = members(Space(problem, {"recompute_blocks": 2, "reshard_ranks": 2}))
     assert {(c.recompute_blocks, c.reshard_ranks) for c in pinned} == {(2, 2)}
+
+
+def test_codecs_are_offered_where_they_are_named_and_act(toys):
+    """Where whole replicas meet in backward, in fp32; those of momentum not with a clip."""
+    problem = toys.problem(toys.graph(layers=3), toys.cluster(devices=2), global_batch=2)
+    named = ("one_bit", "int8")
+    assert {c.codec for c in members(Space(problem, {}))} == {"none"}
+    encoded = [c for c in members(Space(problem, {}, named)) if c.codec != "none"]
+    assert {(c.codec, c.offload) for c in encoded} == {
+        ("one_bit", "none"), ("int8", "none"), ("int8", "optimizer"),
+    }  # fmt: skip
+    assert all(c.reduces_in_backward and c.collective == "auto" for c in encoded)
+    pinned = members(Space(problem, {"codec": "top_k:0.01"}))
+    assert {(c.codec, c.dp_replicate) for c in pinned} == {("top_k:0.01", 2)}
+    mixed = replace(problem, training=replace(problem.training, precision="bfloat16"))
+    assert {c.codec for c in members(Space(mixed, {}, named))} == {"none"}
+    clipped = replace(problem, training=replace(problem.training, clip_norm=1.0))
+    assert {c.codec for c in members(Space(clipped, {}, named))} == {"none", "int8"}
+
+
+def test_of_bucket_sizes_that_make_the_same_buckets_one_is_offered(toys):
+    """24 MB of gradients in blocks of 4 MB: sizes of 25 MB and more are one."""
+    graph = toys.graph(layers=6, width=1000)
+    problem = toys.problem(graph, toys.cluster(devices=2), global_batch=2)
+    fix = {"dp_replicate": 2, "collective": "auto", "offload": "none", "recompute": "none"}
+    sizes = {c.bucket_bytes for c in members(Space(problem, fix))}
+    assert sizes == {25_000_000, 5_000_000, 10_000_000}
+    assert {c.bucket_bytes for c in members(Space(problem, fix | {"bucket_bytes": 7}))} == {7}

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.supported import COMPOSITIONS, can_grow_from, proof, refusal
+from claw_plan.planner.errors import PlanError
+from claw_plan.planner.supported import (
+    COMPOSITIONS,
+    can_grow_from,
+    codecs_named,
+    proof,
+    refusal,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +30,11 @@ SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
         ({"ep": 2}, "expert parallelism is not executed yet; use ep=1"),
         ({"zero": 2, "pp": 2, "dp_shard": 2}, "reduced once a step; use zero=1"),
         ({"offload": "params"}, "use one of none, optimizer"),
-        ({"codec": "int8"}, "use codec=none"),
+        ({"codec": "int9"}, "codec=int9: codec 'int9'"),
+        ({"codec": "one_bit", "dp_replicate": 2, "tp": 2}, "not proven with tensor parallelism"),
+        ({"codec": "one_bit", "dp_shard": 2}, "use dp_replicate above 1, dp_shard=1 and pp=1"),
+        ({"collective": "star"}, "use one of auto"),
+        ({"collective": "ring", "dp_replicate": 2, "pp": 2}, "whole replicas meet during"),
         ({"schedule": "ZBVZeroBubble"}, "schedule=ZBVZeroBubble runs with 2"),
         ({"recompute": "selective"}, "use one of none, full, half"),
         ({"recompute_blocks": 2}, "nothing is run again; use recompute=full"),
@@ -55,3 +66,13 @@ def test_every_proof_is_a_case_of_the_parity_test():
         text = (ROOT / file).read_text()
         assert re.search(rf"\b{case}\b", text), composition.proven_by
     assert proof(Candidate(tp=2)).endswith("::tp")
+
+
+def test_codecs_named_on_the_command_line():
+    assert codecs_named("one_bit, top_k:0.001") == ("one_bit", "top_k:0.001")
+    assert codecs_named("fp8:e5m2,128,int8") == ("fp8:e5m2,128", "int8")
+    assert set(codecs_named("all")) == {
+        "one_bit", "top_k", "fp16", "fp8", "int8", "int4",
+    }  # fmt: skip
+    with pytest.raises(PlanError, match="--codecs codec=int9"):
+        codecs_named("int9")

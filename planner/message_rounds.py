@@ -1,0 +1,103 @@
+"""An all-reduce by rounds of messages, as `executor.communication` runs it, to what it costs.
+
+`profiles.collective_algorithms` counts each algorithm's rounds; here each round lasts as long as
+the cost model says of its messages, inside nodes and between them, and the whole becomes one
+flow over the link that carries most of it. Of a ring one rank of a node sends to the next node at
+a time, of the other algorithms all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+from claw_plan.planner.problem import Problem
+from claw_plan.profiles.collective_algorithms import Round, rounds_of
+from claw_plan.profiles.collective_schedules import alike, node_sizes
+from claw_plan.profiles.cost import CollectiveCost
+from claw_plan.profiles.units import NS_PER_S
+from claw_plan.profiles.work import CollectiveWork
+
+ADDED_BYTES = 12
+"""Bytes moved for each element that a rank adds to its own: two read, one written, in fp32."""
+
+
+class _Level(NamedTuple):
+    """All rounds over one kind of link: their starts, their flow, and the bytes of one rank."""
+
+    latency_ns: int
+    flow_ns: int
+    rank_bytes: float
+
+    def and_then(self, other: _Level) -> _Level:
+        """Both."""
+        return _Level(
+            self.latency_ns + other.latency_ns,
+            self.flow_ns + other.flow_ns,
+            self.rank_bytes + other.rank_bytes,
+        )
+
+
+def all_reduce_by(
+    problem: Problem, algorithm: str, size_bytes: int, ranks: int, nodes: int
+) -> CollectiveCost:
+    """Of gradients over so many ranks on so many nodes."""
+    rounds = _rounds(algorithm, ranks, nodes)
+    local = -(-ranks // nodes)
+    levels = {"intra": _Level(0, 0, 0.0), "inter": _Level(0, 0, 0.0)}
+    for one in rounds:
+        link, level = _lasts(problem, algorithm, one, size_bytes, local)
+        levels[link] = levels[link].and_then(level)
+    link = max(levels, key=lambda name: levels[name].flow_ns)
+    other = levels["intra" if link == "inter" else "inter"]
+    flow_ns, sent = max(1, levels[link].flow_ns), max(1, math.ceil(levels[link].rank_bytes))
+    work = CollectiveWork(
+        op="all_reduce", bytes=size_bytes, group_size=ranks, nodes=nodes,
+        backend=problem.cluster.backend, algorithm=algorithm,
+    )  # fmt: skip
+    return CollectiveCost(
+        latency_ns=levels[link].latency_ns + other.latency_ns + other.flow_ns,
+        bytes=sent,
+        rate_cap_bytes_per_s=sent * NS_PER_S / flow_ns,
+        link=link,
+        source=problem.collective("send", size_bytes, 2, 1, by_data=True).source,
+        algorithm=algorithm,
+        moves=(work,),
+    )
+
+
+@cache
+def _rounds(algorithm: str, ranks: int, nodes: int) -> tuple[Round, ...]:
+    return rounds_of(algorithm, node_sizes(alike(ranks, nodes)))
+
+
+def _lasts(
+    problem: Problem, algorithm: str, one: Round, size_bytes: int, local: int
+) -> tuple[str, _Level]:
+    """The kind of link that a round waits for, and how long."""
+    senders = 1 if algorithm == "ring" else local
+    inside, between = one.inside * size_bytes, one.between * size_bytes / senders
+    messages = {}
+    if one.inside:
+        messages["intra"] = problem.collective("send", math.ceil(inside), 2, 1, by_data=True)
+    if one.between:
+        messages["inter"] = problem.collective(
+            "send", math.ceil(between), 2, 2, by_data=True, beside=senders
+        )
+    link = max(messages, key=lambda name: messages[name].alone_ns)
+    cost, times = messages[link], one.repeats
+    own = inside if link == "intra" else between * senders / local
+    flow_ns = cost.alone_ns - cost.latency_ns
+    return link, _Level(times * cost.latency_ns, times * flow_ns, times * own)
+
+
+def added_bytes(algorithm: str, size_bytes: int, ranks: int) -> int:
+    """Memory that a rank moves to add up what comes.
+
+    Whole buffers in every doubling or level of the tree, else each element once.
+    """
+    elements = size_bytes // 4
+    if algorithm in ("tree", "recursive_doubling"):
+        return ADDED_BYTES * elements * math.ceil(math.log2(ranks))
+    return ADDED_BYTES * elements * (ranks - 1) // ranks
