@@ -144,7 +144,7 @@ def median_timeline(timelines: Mapping[int, Timeline]) -> Timeline:
 
 def _timeline_values(timelines: Mapping[int, Timeline]) -> dict[str, Any]:
     spans = [
-        dataclasses.asdict(span) | {"step": step}
+        span._asdict() | {"step": step}
         for step, timeline in timelines.items()
         for span in timeline.spans
     ]

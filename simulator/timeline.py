@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SIMULATED, MEASURED = "simulated", "measured"
 
@@ -24,11 +25,11 @@ SPAN_KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """One task on one stream of one rank. `cost_source` says what a simulated time rests on.
 
-    A measured collective has the `bytes` of its full buffer and the ranks of its `group`.
+    A measured collective has the `bytes` of its full buffer and the ranks of its `group`. A tuple,
+    since a step has tens of thousands and a tuple is made three times as fast.
     """
 
     rank: int
