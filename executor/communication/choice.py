@@ -27,7 +27,7 @@ HYSTERESIS = 0.05
 """Another must be faster by so much: a change costs nothing, but noise would cause it."""
 
 DRIFT = 1.5
-"""A time that has changed by such a factor says that the network has."""
+"""A median that has changed by such a factor says that the network has."""
 
 
 @dataclass(slots=True)
@@ -35,13 +35,16 @@ class Choice:
     """The state of one size of buffer. Algorithms without a modelled time are always tried."""
 
     modelled_ns: Mapping[str, float]
-    """Of the candidates; None for what no model knows."""
+    """Of the candidates that a model knows."""
 
     current: str
     unmodelled: frozenset[str] = frozenset()
     measured_ns: dict[str, deque[float]] = field(default_factory=dict)
-    settled_ns: float = 0.0
-    """What the current one took when it was chosen after all trials; 0 before."""
+    is_settled: bool = False
+    """Whether all trials are over."""
+
+    usual_ns: float = 0.0
+    """What the current one takes as a rule, once it was used often enough; 0 before."""
 
     def observe(self, algorithm: str, time_ns: float) -> None:
         """One call took so long."""
@@ -64,26 +67,28 @@ class Choice:
                 self.current = name
                 return name
         best = min(candidates, key=self.estimate_ns)
-        is_first = not self.settled_ns
-        if is_first or self.estimate_ns(best) < (1 - HYSTERESIS) * self.estimate_ns(self.current):
-            self.current = best
-            self.settled_ns = self.estimate_ns(best)
+        faster = self.estimate_ns(best) < (1 - HYSTERESIS) * self.estimate_ns(self.current)
+        if faster or not self.is_settled:
+            self.current, self.usual_ns = best, 0.0
+        self.is_settled = True
+        times = self.measured_ns[self.current]
+        if not self.usual_ns and len(times) == REMEMBERED:
+            self.usual_ns = statistics.median(times)
         return self.current
 
     @property
     def has_drifted(self) -> bool:
-        """Whether what is used now takes another time than when it was chosen."""
-        times = self.measured_ns.get(self.current)
-        if not self.settled_ns or not times:
+        """Whether what is used now has come to take another time than it used to."""
+        if not self.usual_ns:
             return False
-        ratio = statistics.median(times) / self.settled_ns
+        ratio = self.estimate_ns(self.current) / self.usual_ns
         return not 1 / DRIFT < ratio < DRIFT
 
     def forget(self, modelled_ns: Mapping[str, float]) -> None:
         """Begins anew with other modelled times; goes on with what is used now until then."""
         self.modelled_ns = modelled_ns
         self.measured_ns.clear()
-        self.settled_ns = 0.0
+        self.is_settled, self.usual_ns = False, 0.0
 
     def _correction(self) -> float:
         ratios = [

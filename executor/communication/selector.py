@@ -96,7 +96,7 @@ class Selector:
         for size in self._choices:
             self._decide(size)
         pause = max(1, round(self.options.check_interval_ns / step_ns))
-        on_trial = any(not choice.settled_ns for choice in self._choices.values())
+        on_trial = any(not choice.is_settled for choice in self._choices.values())
         self._next_check = self._step + (1 if on_trial else pause)
 
     def _decide(self, size: int) -> None:

@@ -64,7 +64,7 @@ def test_a_little_faster_is_no_reason_to_change() -> None:
 
 def test_one_slow_call_changes_nothing() -> None:
     choice = Choice({"ring": 100.0, "tree": 120.0}, "ring")
-    used(choice, {"ring": 100.0, "tree": 120.0}, 12)
+    used(choice, {"ring": 100.0, "tree": 120.0}, 20)
     choice.observe("ring", 10_000.0)
     assert choice.next() == "ring"
     assert not choice.has_drifted
@@ -72,7 +72,7 @@ def test_one_slow_call_changes_nothing() -> None:
 
 def test_a_changed_network_is_seen_and_everything_tried_again() -> None:
     choice = Choice({"ring": 100.0, "tree": 120.0}, "ring")
-    used(choice, {"ring": 100.0, "tree": 120.0}, 12)
+    used(choice, {"ring": 100.0, "tree": 120.0}, 20)
     assert not choice.has_drifted
     for _ in range(5):
         choice.observe("ring", 300.0)

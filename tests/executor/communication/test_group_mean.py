@@ -1,4 +1,4 @@
-"""Errors go out under the names under which they come in; test_hooks.py has means of real ranks."""
+"""Errors go out under the names by which they come in; test_hooks.py has means of real ranks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,145 @@
+"""Groups, probes, a selector and checksums on four ranks of two hosts that are names only.
+
+Started for each rank by tests as `python rank_group.py RANK WORLD_SIZE FOLDER`. Writes
+`rank<r>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from claw_plan.executor.communication.algorithms import NAMES, NATIVE, exchange
+from claw_plan.executor.communication.checksum import agree, checked_all_reduce
+from claw_plan.executor.communication.group import create_group
+from claw_plan.executor.communication.probe import probe_links, probe_pairs
+from claw_plan.executor.communication.selector import Selector
+from claw_plan.executor.communication.selector_options import parse_options
+from claw_plan.executor.errors import ExecutionError
+from claw_plan.kernels.codec import codec_of
+
+HOSTS = ["a", "a", "b", "b"]
+BUFFERS = (1000, 300_000)
+STEPS = 40
+
+
+def groups(rank: int) -> dict[str, Any]:
+    group = create_group(strategy="hierarchical", intra_node=True, hosts=HOSTS)
+    assert group is not None
+    sums = {}
+    for name in NAMES:
+        flat = torch.full((5,), float(rank + 1))
+        group.using(name).all_reduce(flat)
+        sums[name] = flat.tolist()
+    around = torch.full((5,), float(rank + 1))
+    group.ordered([2, 0, 3, 1]).using("ring").all_reduce(around)
+    part = group.reduce_scatter(torch.arange(8.0))
+    apart = create_group("ring", ranks=[1, 3], intra_node=False)
+    pair = torch.tensor([float(rank)])
+    if apart is not None:
+        apart.all_reduce(pair)
+    return {
+        "nodes": group.nodes,
+        "sums": sums,
+        "around": around.tolist(),
+        "gathered": group.all_gather(part, 8).tolist(),
+        "mean": group.compressed_mean(torch.tensor([rank, 2.0]), codec_of("none")).tolist(),
+        "pair": pair.tolist() if apart is not None else None,
+        "links": asdict(probe_links(group)),
+        "pairs": probe_pairs(group, 1 << 12),
+    }
+
+
+def selects() -> dict[str, Any]:
+    group = create_group(hosts=HOSTS)
+    assert group is not None
+    options = parse_options(
+        {"bandwidth_threshold": "1TBps", "fallback_topology": "tree", "check_interval": "1ms"}
+    )
+    selector = Selector(group, options)
+    used: list[list[str]] = []
+    is_right = True
+    for step in range(STEPS):
+        used.append([selector.algorithm(4 * numel) for numel in BUFFERS])
+        for numel in BUFFERS:
+            flat = torch.full((numel,), float(step))
+            selector.all_reduce(flat)
+            is_right &= bool((flat == 4 * step).all())
+        selector.step_ended()
+    return {
+        "used": used,
+        "is_right": is_right,
+        "switches": [asdict(switch) for switch in selector.switches],
+        "links": asdict(selector.links),
+        "bandwidth": selector.bandwidth(4 * BUFFERS[1]) > 0,
+    }
+
+
+def flipped(
+    sent: Sequence[Tensor],
+    target: int,
+    received: Sequence[Tensor],
+    source: int,
+    group: dist.ProcessGroup,
+) -> None:
+    """A card of rank 2 that turns one bit of what comes from rank 1 or 3."""
+    exchange(sent, target, received, source, group)
+    if group.rank() == 2 and source % 2 and received and received[0].numel() > 40:
+        received[0].view(torch.int32)[37] ^= 1 << 20
+
+
+def complaint(call: Callable[[], None]) -> str:
+    try:
+        call()
+    except ExecutionError as error:
+        return str(error)
+    return ""
+
+
+def checks(rank: int) -> dict[str, Any]:
+    group = dist.group.WORLD
+    assert group is not None
+    numbers = torch.randn(500, generator=torch.Generator().manual_seed(rank))
+    wrong = numbers.clone()
+    found: dict[str, Any] = {"clean": {}, "flipped": {}}
+    for name in NAMES:
+        found["clean"][name] = complaint(lambda: checked_all_reduce(numbers, group, name))  # noqa: B023
+        if name != NATIVE:
+            found["flipped"][name] = complaint(
+                lambda: checked_all_reduce(wrong, group, name, carry=flipped)  # noqa: B023
+            )
+    same = torch.arange(100.0)
+    found["same"] = complaint(lambda: agree(same, group, "the gradient"))
+    same[7] += rank == 3
+    found["other"] = complaint(lambda: agree(same, group, "the gradient"))
+    return found
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    found = {"groups": groups(rank), "selects": selects(), "checks": checks(rank)}
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo may still run
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

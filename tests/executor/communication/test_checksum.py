@@ -1,0 +1,97 @@
+"""Checksums: every flipped bit changes them, and the ranks it happened between are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from claw_plan.executor.communication.algorithms import NAMES
+from claw_plan.executor.communication.checksum import (
+    BLOCK_WORDS,
+    checksum,
+    linear_checksum,
+    outvoted,
+)
+from claw_plan.executor.errors import ExecutionError
+
+LARGEST = 2**64
+
+
+@given(st.binary(min_size=1, max_size=200), st.data())
+def test_one_flipped_bit_changes_both_sums(content: bytes, data: st.DataObject) -> None:
+    codes = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    before = checksum(codes).tolist()
+    place = data.draw(st.integers(0, 8 * len(content) - 1))
+    codes[place // 8] ^= 1 << place % 8
+    after = checksum(codes).tolist()
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_the_sums_by_hand() -> None:
+    words = torch.arange(2 * BLOCK_WORDS + 3, dtype=torch.int64)
+    blocks = [
+        sum(range(BLOCK_WORDS)),
+        sum(range(BLOCK_WORDS, 2 * BLOCK_WORDS)),
+        sum(range(2 * BLOCK_WORDS, 2 * BLOCK_WORDS + 3)),
+    ]
+    weighted = blocks[0] + 3 * blocks[1] + 5 * blocks[2]
+    assert checksum(words).tolist() == [sum(blocks), weighted]
+
+
+def test_equal_changes_in_two_blocks_are_seen_by_the_weights() -> None:
+    words = torch.zeros(2 * BLOCK_WORDS, dtype=torch.int64)
+    before = checksum(words).tolist()
+    words[5] += 8
+    words[BLOCK_WORDS + 5] -= 8
+    after = checksum(words).tolist()
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+
+
+@given(st.integers(1, 40), st.integers(0, 9))
+def test_any_dtype_and_offset(length: int, offset: int) -> None:
+    numbers = torch.randn(length + offset).to(torch.bfloat16)
+    assert torch.equal(checksum(numbers[offset:]), checksum(numbers[offset:].clone()))
+
+
+@given(st.lists(st.lists(st.integers(-(2**62), 2**62), min_size=3, max_size=3), min_size=2))
+def test_the_checksum_of_a_sum_is_the_sum_of_checksums(rows: list[list[int]]) -> None:
+    tensors = [torch.tensor(row) for row in rows]
+    summed = torch.stack(tensors).sum(0)
+    told = sum(int(linear_checksum(tensor)) for tensor in tensors)
+    assert (int(linear_checksum(summed)) - told) % LARGEST == 0
+
+
+def test_sums_of_floating_point_numbers_have_none() -> None:
+    with pytest.raises(ExecutionError, match="add up for integers only"):
+        linear_checksum(torch.zeros(2))
+
+
+def test_the_majority_is_right() -> None:
+    a, b, c = (1, 2), (3, 4), (5, 6)
+    assert outvoted([a, a, a]) == []
+    assert outvoted([a, b, a]) == [1]
+    assert outvoted([a, b]) == [0, 1]
+    assert outvoted([a, b, c]) == [0, 1, 2]
+    assert outvoted([a, a, b, b]) == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_flipped_bits_are_seen_by_all_and_the_ranks_named(
+    on_four_ranks: list[dict[str, Any]],
+) -> None:
+    for found in on_four_ranks:
+        seen = found["checks"]
+        assert seen["clean"] == dict.fromkeys(NAMES, "")
+        for name, message in seen["flipped"].items():
+            assert "bits changed on the way" in message, name
+            assert "from rank 3 to rank 2" in message, name
+            # In a ring rank 3's results come back another way than rank 1's numbers.
+            assert ("from rank 1 to rank 2" in message) == (name in ("ring", "hierarchical"))
+        assert seen["same"] == ""
+        assert seen["other"].startswith("rank 3: the gradient differs from that of the others")

@@ -1,0 +1,35 @@
+"""The selector on real ranks: they agree on everything, and sums stay right through changes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from claw_plan.executor.communication.algorithms import NAMES
+from claw_plan.executor.communication.choice import TRIALS
+
+
+@pytest.mark.slow
+def test_ranks_change_together_and_only_between_steps(
+    on_four_ranks: list[dict[str, Any]],
+) -> None:
+    seen = [found["selects"] for found in on_four_ranks]
+    assert all(found == seen[0] for found in seen)
+    assert seen[0]["is_right"]
+    assert seen[0]["bandwidth"]
+    used = list(zip(*seen[0]["used"], strict=True))
+    for algorithms in used:
+        assert set(algorithms) <= set(NAMES)
+        # The fallback, whatever the model says of it, and the backend's own, which has no model.
+        for name in ("tree", "native"):
+            assert algorithms.count(name) >= TRIALS
+    changes = [
+        (step, size, before[place], after[place])
+        for step, (before, after) in enumerate(pairwise(seen[0]["used"]), start=1)
+        for place, size in enumerate((4000, 1_200_000))
+        if before[place] != after[place]
+    ]
+    told = [tuple(switch.values()) for switch in seen[0]["switches"]]
+    assert [switch for switch in told if switch[0] < len(seen[0]["used"])] == changes
