@@ -1,10 +1,15 @@
-"""How fast codecs encode and decode, beside a copy of the same fp32 tensor.
+r"""How fast codecs encode and decode, beside a copy of the same fp32 tensor.
 
 Each round times a copy and then every codec, so that all meet the same machine; a figure is the
 median over rounds of the copy's CPU time over the codec's, with the quartiles. CPU time is the
 thread's own: other programs take its turns, not its time, though they do take its cache.
 
-Run: OMP_NUM_THREADS=1 python bench/codecs.py [--numel 4194304] [--rounds 15] [--device cuda]
+The copy writes into memory that it has; codecs make their results anew. That memory costs more
+than the arithmetic where the C library gives it back to the system each time, as it does with
+large pieces. Allocators that keep it, or these variables, spare that.
+
+Run: OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000 \
+    python bench/codecs.py [--numel 4194304] [--rounds 15] [--device cuda]
 """
 
 from __future__ import annotations

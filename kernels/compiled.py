@@ -20,7 +20,7 @@ from claw_plan.kernels.reference import Fp8Format, hash_start
 
 SAMPLES = 1 << 14
 """Of the magnitudes, to guess where the largest begin."""
-SCAN_WIDTH = 64
+SCAN_WIDTH = 32
 """Elements that are skipped at once where none of them is large."""
 
 
@@ -160,8 +160,13 @@ def _magnitudes(bits: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _largest_of(keys: NDArray[np.int32], count: int) -> Tensor:
-    chosen = np.argpartition(keys, keys.size - count)[keys.size - count :]
-    return torch.from_numpy(np.sort(chosen))
+    edge = np.partition(keys, keys.size - count)[keys.size - count]
+    chosen = np.flatnonzero(keys >= edge)
+    surplus = chosen.size - count
+    if surplus:
+        last_ties = np.flatnonzero(keys[chosen] == edge)[-surplus:]
+        chosen = np.delete(chosen, last_ties)
+    return torch.from_numpy(chosen)
 
 
 def _at_least(bits: NDArray[np.int32], limit: np.int32, room: int) -> NDArray[np.int32]:

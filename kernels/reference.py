@@ -127,7 +127,7 @@ def decode_fp8(codes: Tensor, exponents: Tensor, block: int, form: Fp8Format, ou
 
 
 def largest(x: Tensor, count: int) -> Tensor:
-    """Indices, ascending, of the largest magnitudes; NaN is larger than all, ties are free."""
+    """Indices, ascending, of the largest magnitudes; NaN is above all, ties are free."""
     return x.abs().topk(count, sorted=False).indices.sort().values
 
 

@@ -5,8 +5,8 @@ every element above a magnitude, so it is not. Both leave
 
     |x - decode(encode(x))|² = sum of the squares that were not sent,
 
-of `top_k` at most (1 - k/n)|x|², since what is left out is smaller than the mean. Among equal
-magnitudes at the edge of `top_k` torch decides. Source: Lin et al., Deep Gradient Compression,
+of `top_k` at most (1 - k/n)|x|², since what is left out is smaller than the mean. Of equal
+magnitudes at the edge of `top_k` any may be sent. Source: Lin et al., Deep Gradient Compression,
 arXiv 1712.01887; Stich et al., Sparsified SGD with Memory, arXiv 1809.07599, lemma A.1.
 """
 
