@@ -56,6 +56,10 @@ class UnitTimes:
         found = side_by_side([partial(floors, part) for part in parts])
         self._floors.update(zip(new, chain.from_iterable(found), strict=True))
 
+    def adopt(self, other: UnitTimes) -> None:
+        """Takes over what is known of a problem that differs in nothing but the batch."""
+        self._floors.update(other._floors)
+
     def of(self, candidate: Candidate, figure: Callable[[PassTime], int]) -> dict[int, UnitTime]:
         """A figure of the passes of each structure of units."""
         problem = self.problem

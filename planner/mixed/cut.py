@@ -87,12 +87,15 @@ class Filled:
         return counts
 
 
-def least_bottleneck(chain: Chain, floor_ns: int = 0) -> tuple[int, Filled] | None:
+def least_bottleneck(
+    chain: Chain, floor_ns: int = 0, limit_ns: int | None = None
+) -> tuple[int, Filled] | None:
     """The least possible time of the slowest stage, and its table; None where nothing fits.
 
-    No bottleneck below `floor_ns` is looked for.
+    No bottleneck below `floor_ns` or above `limit_ns` is looked for.
     """
     high = int(chain.total_ns[:, :, -1].max())
+    high = high if limit_ns is None else min(high, limit_ns)
     best = fill(chain, high)
     if not (best.front == 0).any():
         return None
@@ -140,6 +143,8 @@ def _fill(chain: Chain, limit_ns: int, strides: Int, front: Int, choice: Int) ->
         for kind in range(kinds):
             used += rest % (chain.most[kind] + 1)
             rest //= chain.most[kind] + 1
+        if used >= edges - 1:  # more stages than there are units but the last
+            continue
         behind, best, rest = min(used - 1, depth - 1), edges, state
         for kind in range(kinds):
             count = rest % (chain.most[kind] + 1)

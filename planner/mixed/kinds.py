@@ -11,8 +11,11 @@ differ, they share none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+
+from typing_extensions import override
 
 from claw_plan.planner.mixed.plan import MixedRank
 from claw_plan.planner.problem import Problem
@@ -21,6 +24,30 @@ from claw_plan.profiles.cluster import Cluster, Node
 from claw_plan.profiles.cost import CostModel
 
 MakeCost = Callable[[Cluster], CostModel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowestProblem(Problem):
+    """A Problem in which every rank is as slow as the slowest of the cluster, wherever it lies.
+
+    Bounds of its plans are as close as on equal devices; where each rank counts with its own nodes
+    they rest on the quickest, so that thousands of plans would have to be simulated.
+    """
+
+    @override
+    def among(self, nodes: Sequence[int]) -> Problem:
+        return self
+
+    @cached_property
+    @override
+    def quickest(self) -> Problem:
+        return self
+
+
+def slowest_for_all(problem: Problem) -> SlowestProblem:
+    """The same problem where the slowest counts for all."""
+    given = {each.name: getattr(problem, each.name) for each in fields(Problem) if each.init}
+    return SlowestProblem(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +66,10 @@ class Kind:
 
     def with_batch(self, batch: int) -> Problem:
         """The problem on its nodes with another number of samples a step."""
-        training = self.problem.training
-        if batch == training.global_batch:
+        if batch == self.problem.training.global_batch:
             return self.problem
         if batch not in self._shares:
-            own = replace(training, global_batch=batch)
-            self._shares[batch] = replace(self.problem, training=own)
+            self._shares[batch] = self.problem.with_batch(batch)
         return self._shares[batch]
 
     def device_names(self) -> list[str]:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from claw_plan.planner.explain import infeasible_message
 from claw_plan.planner.mixed.kinds import Kind, MakeCost, MixedProblem, kinds_of
-from claw_plan.planner.mixed.plan import MixedCandidate
-from claw_plan.planner.mixed.score import MixedScored, MixedScorer, least_time_ns
+from claw_plan.planner.mixed.score import MixedScored, MixedScorer
 from claw_plan.planner.mixed.search import MixedSearched, search_mixed
-from claw_plan.planner.mixed.shares import Shares
+from claw_plan.planner.mixed.shares import Shared, Shares
 from claw_plan.planner.mixed.space import MixedSpace
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.score import Scored, Scorer
@@ -31,16 +30,16 @@ class MixedAnswer:
     """What is known of a cluster of several kinds.
 
     `alone` has the best of each kind on its own devices, or why there is none. `mixed` is the
-    fastest that uses several kinds unlike, None where none fits. `bound_ns` is below every step
-    on these devices that was looked for. `shared` counts the divisions of the batch simulated.
+    fastest that uses several kinds unlike, None where none fits or may be faster than what
+    is known. `bound_ns` is below every step of the two families over unlike devices.
     """
 
     problem: MixedProblem
     alone: Mapping[int, Scored | str]
     mixed: MixedScored | None
-    bound_ns: int
+    bound_ns: int | None
+    shared: Shared
     searched: MixedSearched
-    shared: int
 
     def best_alone(self) -> tuple[Kind, Scored] | None:
         """The fastest kind alone."""
@@ -67,22 +66,22 @@ def plan_mixed(
     scorer = MixedScorer(mixed_problem, ShardSizes(problem.graph))
     shares = Shares(scorer)
     alone = {index: _alone(shares, index) for index in range(len(mixed_problem.kinds))}
-    shared = _simulated(scorer, shares)
     times = [found.step_time_ns for found in alone.values() if not isinstance(found, str)]
-    times += [ns for ns, _ in shared]
     times += [known_ns] if known_ns is not None else []
+    shared = shares.search(limit_ns=min(times, default=None), time_limit_s=time_limit_s)
+    times += [ns for ns, _ in shared.ranked]
     searched = search_mixed(
-        MixedSpace(scorer), known_ns=min(times, default=None), time_limit_s=time_limit_s
+        MixedSpace(scorer), limit_ns=min(times, default=None), time_limit_s=time_limit_s
     )
-    ranked = sorted([*shared, *searched.ranked], key=lambda entry: entry[0])
-    floor_ns = int(least_time_ns(mixed_problem, scorer.shards)) + problem.step_overhead_ns()
+    ranked = sorted([*shared.ranked, *searched.ranked], key=lambda entry: entry[0])
+    bounds = (shared.bound_ns, searched.bound_ns)
     return MixedAnswer(
         problem=mixed_problem,
         alone=alone,
         mixed=scorer.score(ranked[0][1]) if ranked else None,
-        bound_ns=min([floor_ns, *times, *(ns for ns, _ in ranked), searched.bound_ns or floor_ns]),
+        bound_ns=min((ns for ns in bounds if ns is not None), default=None),
+        shared=shared,
         searched=searched,
-        shared=len(shared),
     )
 
 
@@ -97,27 +96,18 @@ def _alone(shares: Shares, kind: int) -> Scored | str:
     return infeasible_message(scorer, found) if found.report.space else "no way divides the batch"
 
 
-def _simulated(scorer: MixedScorer, shares: Shares) -> list[tuple[int, MixedCandidate]]:
-    """Divisions of the batch among kinds, simulated, best first."""
-    found = []
-    for division in shares.candidates():
-        mixed = shares.mixed(division)
-        if mixed is not None:
-            found.append((scorer.step_time_ns(mixed), mixed))
-    return sorted(found, key=lambda entry: entry[0])
-
-
 def report_of(answer: MixedAnswer, report: SearchReport, best_ns: int) -> SearchReport:
     """The search of the whole cluster with what unlike plans add to it, and the gap of both."""
-    searched, simulated = answer.searched, len(answer.searched.ranked) + answer.shared
-    space = searched.space + answer.shared
-    bound_ns = min(answer.bound_ns, best_ns)
+    shared, searched = answer.shared, answer.searched
+    space = shared.space + searched.space
+    simulated = len(shared.ranked) + len(searched.ranked)
+    bound_ns = best_ns if answer.bound_ns is None else min(answer.bound_ns, best_ns)
     return replace(
         report,
         space=report.space + space,
         bound_pruned=report.bound_pruned + space - simulated - searched.memory_pruned,
         memory_pruned=report.memory_pruned + searched.memory_pruned,
         simulated=report.simulated + simulated,
-        seconds=report.seconds + searched.seconds,
+        seconds=report.seconds + shared.seconds + searched.seconds,
         gap=max(report.gap, (best_ns - bound_ns) / best_ns),
     )

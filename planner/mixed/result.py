@@ -8,13 +8,13 @@ fastest is the answer. Unlike plans are simulated, but the executor cannot train
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from claw_plan.planner.errors import InfeasiblePlan
-from claw_plan.planner.mixed.kinds import Kind, MixedProblem, kinds_of
+from claw_plan.planner.mixed.kinds import Kind, MixedProblem, kinds_of, slowest_for_all
 from claw_plan.planner.mixed.planning import MixedAnswer, plan_mixed, report_of
 from claw_plan.planner.mixed.score import MixedScored, MixedScorer
 from claw_plan.planner.mixed.writer import mixed_of_plan, write_mixed_plan
@@ -52,7 +52,7 @@ def plan_request(request: PlanningRequest) -> PlanningResult:
     refused = ""
     alike: PlanningResult | None = None
     try:
-        alike = make_plan(request, posed)
+        alike = make_plan(request, replace(posed, problem=slowest_for_all(posed.problem)))
     except InfeasiblePlan as error:
         refused = str(error)
     answer = plan_mixed(
@@ -174,6 +174,8 @@ def _reasons(answer: MixedAnswer, best: Scored, others: Sequence[Scored]) -> lis
     elif answer.mixed is not None:
         slower = answer.mixed.step_time_ns / best.step_time_ns - 1
         found.append(f"unlike devices together are {slower:.1%} slower: {answer.mixed.short}")
+    else:
+        found.append("no way of using unlike devices together may be faster")
     return found
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from typing_extensions import override
 
-from claw_plan.planner.bound import Bounds
-from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.memory import HeldMemory, MemoryModel, StageMemory
 from claw_plan.planner.mixed.kinds import MixedProblem
 from claw_plan.planner.mixed.lower import lower_mixed
 from claw_plan.planner.mixed.plan import MixedCandidate, Pipeline
-from claw_plan.planner.problem import Problem
+from claw_plan.planner.mixed.share_bound import ShareBounds
 from claw_plan.planner.schedules import rank_of_stage
 from claw_plan.planner.score import Scored, parts_of, sources_of
 from claw_plan.planner.shards import ShardSizes
@@ -52,6 +51,18 @@ class MixedScorer:
     problem: MixedProblem
     shards: ShardSizes
     _memory: dict[tuple[int, int], MemoryModel] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def share_bounds(self) -> tuple[ShareBounds, ...]:
+        """Of each kind's problem."""
+        return tuple(ShareBounds(kind.problem) for kind in self.problem.kinds)
+
+    @cached_property
+    def least_time_ns(self) -> float:
+        """The batch over the sum of all devices' speeds."""
+        kinds = zip(self.problem.kinds, self.share_bounds, strict=True)
+        speed = sum(kind.num_devices * bounds.samples_per_s for kind, bounds in kinds)
+        return NS_PER_S * self.problem.whole.training.global_batch / speed
 
     def memory_of(self, kind: int, batch: int) -> MemoryModel:
         """The memory of stages on a kind of device."""
@@ -97,7 +108,7 @@ class MixedScorer:
             timeline=timeline,
             mixed=mixed,
             kinds=self.problem.names,
-            utilisation=least_time_ns(self.problem, self.shards) / step_ns,
+            utilisation=self.least_time_ns / step_ns,
         )
 
     def _held(self, pipeline: Pipeline) -> list[HeldMemory]:
@@ -130,19 +141,3 @@ class MixedScorer:
         ]
         flops = sum(self.problem.whole.graph.flops(training.global_batch))
         return flops / (s_from_ns(step_ns) * sum(peaks)) if all(peaks) else None
-
-
-def samples_per_s(problem: Problem, shards: ShardSizes) -> float:
-    """What one device would compute if it held the whole model and never waited."""
-    bounds, best, size = Bounds(problem, shards), 0.0, 1
-    while size <= problem.training.global_batch:
-        times = bounds.unit_times(Candidate(microbatch_size=size))
-        best = max(best, NS_PER_S * size / sum(forward + back for forward, back, _, _ in times))
-        size *= 2
-    return best
-
-
-def least_time_ns(problem: MixedProblem, shards: ShardSizes) -> float:
-    """The batch over the sum of all devices' speeds."""
-    speed = sum(kind.num_devices * samples_per_s(kind.problem, shards) for kind in problem.kinds)
-    return NS_PER_S * problem.whole.training.global_batch / speed

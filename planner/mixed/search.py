@@ -34,7 +34,7 @@ MOST_ARRANGEMENTS = 3000
 PROPOSED = 4
 """So many of them, by number of stages."""
 
-MOST_OPENED = 600
+MOST_OPENED = 300
 """Branches opened before the search ends with a gap: some seconds at any scale."""
 
 
@@ -43,13 +43,13 @@ class MixedSearched:
     """The ways that were simulated, best first, and what is known of all others.
 
     `space` counts ways, each with its best arrangement; `bound_ns` is below every step of the
-    space, simulated or not.
+    space, simulated or not, None where nothing fits.
     """
 
     ranked: tuple[tuple[int, MixedCandidate], ...]
     space: int
     memory_pruned: int
-    bound_ns: int
+    bound_ns: int | None
     seconds: float
 
 
@@ -60,9 +60,10 @@ class _Searcher:
     space: MixedSpace
     bounds: MixedBounds
     overhead_ns: int
+    best_ns: int | None = None
     left_ns: list[int] = field(default_factory=list)
 
-    def branches(self) -> Iterator[Branch[MixedCandidate | None]]:
+    def branches(self) -> Iterator[Branch[MixedCandidate]]:
         """Runs of ways."""
         rows, bound_ns, sizes = self.space.rows()
         for start in range(0, len(rows), RUN):
@@ -73,16 +74,21 @@ class _Searcher:
 
     def _rows(
         self, rows: Sequence[tuple[int, tuple[Division | None, ...]]], bounds: Sequence[int]
-    ) -> Iterator[Branch[MixedCandidate | None]]:
+    ) -> Iterator[Branch[MixedCandidate]]:
         for (microbatch, divisions), bound in zip(rows, bounds, strict=True):
             way = Way(microbatch, divisions, (REPLICATED,) * len(divisions))
             opens = partial(self._cut, way, bound)
             yield Branch(bound + self.overhead_ns, _order(way), 1, opens)
 
-    def _cut(self, way: Way, floor_ns: int) -> Iterable[Branch[MixedCandidate | None]]:
+    @property
+    def _limit_ns(self) -> int | None:
+        """What a bottleneck must be below to be of use."""
+        return None if self.best_ns is None else self.best_ns - self.overhead_ns
+
+    def _cut(self, way: Way, floor_ns: int) -> Iterable[Branch[MixedCandidate]]:
         """The way with its least bottleneck, as if all memory were unlimited."""
         free = self.space.chain(way, limited=False)
-        found = least_bottleneck(free, floor_ns)
+        found = least_bottleneck(free, floor_ns, self._limit_ns)
         if found is None:
             return
         for sharing in self.space.sharings(way.divisions):
@@ -92,10 +98,10 @@ class _Searcher:
 
     def _fit(
         self, way: Way, floor_ns: int
-    ) -> Iterable[Branch[MixedCandidate | None]] | Evaluated[MixedCandidate | None]:
+    ) -> Iterable[Branch[MixedCandidate]] | Evaluated[MixedCandidate]:
         """The same in the memory there is."""
         chain = self.space.chain(way)
-        found = least_bottleneck(chain, floor_ns)
+        found = least_bottleneck(chain, floor_ns, self._limit_ns)
         if found is None:
             return Evaluated(None, None)
         least_ns, filled = found
@@ -115,14 +121,18 @@ class _Searcher:
             for one in some
         ]
 
-    def _play(self, way: Way, arrangement: Arrangement) -> Iterable[Branch[MixedCandidate | None]]:
+    def _play(self, way: Way, arrangement: Arrangement) -> Iterable[Branch[MixedCandidate]]:
         """One arrangement, its schedule played."""
         mixed = self.space.mixed(way, arrangement)
         order = (*_order(way), arrangement)
 
-        def evaluate() -> Evaluated[MixedCandidate | None]:
+        def evaluate() -> Evaluated[MixedCandidate]:
             scorer = self.space.scorer
-            return Evaluated(mixed, scorer.step_time_ns(mixed) if scorer.fits(mixed) else None)
+            if not scorer.fits(mixed):
+                return Evaluated(mixed, None)
+            step_ns = scorer.step_time_ns(mixed)
+            self.best_ns = step_ns if self.best_ns is None else min(self.best_ns, step_ns)
+            return Evaluated(mixed, step_ns)
 
         return [Branch(self.bounds.step_ns(mixed), order, 1, evaluate)]
 
@@ -136,26 +146,23 @@ def _order(way: Way) -> tuple[object, ...]:
 def search_mixed(
     space: MixedSpace,
     *,
-    known_ns: int | None = None,
+    limit_ns: int | None = None,
     time_limit_s: float | None = None,
     most_opened: int = MOST_OPENED,
 ) -> MixedSearched:
-    """The best of the space; `known_ns` is a step time that is to be beaten."""
+    """The best of the space; with `limit_ns` only what may be shorter is looked at."""
     overhead_ns = space.scorer.problem.whole.step_overhead_ns()
-    searcher = _Searcher(space, MixedBounds(space.scorer), overhead_ns)
+    searcher = _Searcher(space, MixedBounds(space.scorer), overhead_ns, limit_ns)
     branches = list(searcher.branches())
     outcome = best_first(
-        branches,
-        known=[] if known_ns is None else [(known_ns, None)],
-        time_limit_s=time_limit_s,
-        most_opened=most_opened,
+        branches, limit_ns=limit_ns, time_limit_s=time_limit_s, most_opened=most_opened
     )
-    best_ns = outcome.ranked[0][0] if outcome.ranked else 0
-    proven_ns = round(best_ns * (1 - outcome.gap))
+    best_ns = outcome.ranked[0][0] if outcome.ranked else limit_ns
+    bounds = [] if best_ns is None else [round(best_ns * (1 - outcome.gap))]
     return MixedSearched(
-        ranked=tuple((ns, mixed) for ns, mixed in outcome.ranked if mixed is not None),
+        ranked=outcome.ranked,
         space=sum(branch.size for branch in branches),
         memory_pruned=outcome.memory_pruned,
-        bound_ns=min([proven_ns, *searcher.left_ns]),
+        bound_ns=min([*bounds, *searcher.left_ns], default=None),
         seconds=outcome.seconds,
     )

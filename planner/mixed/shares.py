@@ -3,28 +3,55 @@
 Every kind has pipelines of its own, divided as suits it; the gradients of all kinds are summed,
 weighted by samples. A share is a multiple of a grain. The time that a kind needs for a share is
 that of the best plan on its devices alone, found and proven as on any cluster of equal devices.
-Shares start as the kinds' speeds on the whole batch are, and move from the slowest to the others
-as long as the slowest gets faster; every division seen is simulated as a whole.
+
+No step is shorter than its slowest kind takes alone. So divisions of the batch are looked at best
+bound first: a share starts with a bound (`share_bound`), gets its proven time when a division with
+it may be the best, and a division whose shares are all known is simulated as a whole. A share is
+only searched for plans faster than the best step so far. The search ends when the next bound is no
+better than that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from functools import partial
+from math import comb
+from typing import TypeAlias
+
+import numpy as np
 
 from claw_plan.planner.members import divisors
 from claw_plan.planner.mixed.plan import MixedCandidate, pipeline_on
 from claw_plan.planner.mixed.score import MixedScorer
 from claw_plan.planner.score import Scorer
+from claw_plan.planner.search import Branch, Evaluated, best_first
 from claw_plan.planner.search_space import Choice, search_space
 from claw_plan.planner.space import Space
+from claw_plan.simulator.task_graph import Int
 
-MOST_GRAINS = 64
-"""Shares are 64ths of the batch, or as close to that as the batch divides."""
+MOST_DIVISIONS = 50_000
+"""Ways of dividing the batch among the kinds: what fits in a heap in a fraction of a second."""
 
-MOST_DIVIDED = 1000
-"""Divisions of the batch that are all looked at; of more only those on the way to the best."""
+Best: TypeAlias = tuple[int, Choice]
+"""A step time, and the plan that has it."""
+
+GRAINS = (64, 256)
+"""A grain is a 64th of the batch or smaller, so that rounding a share costs a device little, and
+no smaller than a 256th."""
+
+MOST_SEARCHED = 48
+"""Shares whose best plan is searched; each takes about a second on 256 devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """The divisions that were simulated, best first; `bound_ns` is below every other's step."""
+
+    ranked: tuple[tuple[int, MixedCandidate], ...]
+    space: int
+    bound_ns: int | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -32,9 +59,8 @@ class Shares:
     """Ways of sharing the batch of one problem among its kinds."""
 
     scorer: MixedScorer
-    _best: dict[tuple[int, int], tuple[int, Choice] | None] = field(
-        default_factory=dict, init=False
-    )
+    _best: dict[tuple[int, int], Best | None] = field(default_factory=dict, init=False)
+    _slower: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
 
     @property
     def batch(self) -> int:
@@ -43,20 +69,55 @@ class Shares:
 
     @property
     def grain(self) -> int:
-        """Samples that move together."""
-        return min(
-            divisor for divisor in divisors(self.batch) if self.batch // divisor <= MOST_GRAINS
-        )
+        """Samples that move together: of the sizes there may be the evenest.
 
-    def alone(self, kind: int, share: int) -> tuple[int, Choice] | None:
-        """The step time and plan of a kind alone with so many samples; None where none fits."""
+        What divides by a power of two is shared out in more ways.
+        """
+        kinds = len(self.scorer.problem.kinds)
+        fewest, most = GRAINS
+        counts = {size: self.batch // size for size in divisors(self.batch)}
+        legal = [
+            size
+            for size, count in counts.items()
+            if count <= most and comb(count + kinds - 1, kinds - 1) <= MOST_DIVISIONS
+        ]
+        fine = [size for size in legal if counts[size] >= fewest]
+        return max(fine, key=lambda size: (size & -size, -size)) if fine else min(legal)
+
+    def alone(self, kind: int, share: int, limit_ns: int | None = None) -> Best | None:
+        """The step time and plan of a kind alone with so many samples; None where none fits.
+
+        With `limit_ns` also None where none is shorter, which `least_ns` then knows.
+        """
         key = (kind, share)
         if key not in self._best:
             scorer = Scorer(self.scorer.problem.kinds[kind].with_batch(share))
-            found = search_space(scorer, Space(scorer.problem, {}))
+            times = self.scorer.share_bounds[kind].times
+            scorer.bounds.times.adopt(times)
+            found = search_space(scorer, Space(scorer.problem, {}), limit_ns=limit_ns)
+            times.adopt(scorer.bounds.times)
             best = found.ranked[0] if found.ranked else None
+            if limit_ns is not None and (best is None or found.times_ns[best[0]] >= limit_ns):
+                self._slower[key] = limit_ns
+                return None
             self._best[key] = best and (found.times_ns[best[0]], best)
         return self._best[key]
+
+    def fits_nowhere(self, kind: int, share: int) -> bool:
+        """Whether no plan for the share fits in the kind's memory, as far as was looked."""
+        return self._best.get((kind, share), ()) is None
+
+    def is_known(self, kind: int, share: int) -> bool:
+        """Whether the best plan for the share was found."""
+        return self._best.get((kind, share)) is not None
+
+    def least_ns(self, kind: int, share: int) -> int:
+        """What a kind needs for a share at least: its best plan's time, or a bound."""
+        known = self._best.get((kind, share))
+        if known is not None:
+            return known[0]
+        bound_ns = self.scorer.share_bounds[kind].least_ns(share)
+        return max(bound_ns, self._slower.get((kind, share), 0))
 
     def mixed(self, shares: Sequence[int]) -> MixedCandidate | None:
         """Every kind's best plan for its share, together; None where some share fits nowhere."""
@@ -71,86 +132,92 @@ class Shares:
             pipelines.append(pipeline_on(kind, candidate, cuts, share))
         return MixedCandidate(pipelines=tuple(pipelines))
 
-    def slowest_ns(self, shares: Sequence[int]) -> int | None:
-        """The time of the slowest kind, alone: no step with these shares is shorter."""
-        times = [self.alone(kind, share) for kind, share in enumerate(shares) if share]
-        known = [time[0] for time in times if time is not None]
-        return max(known) if len(known) == len(times) else None
-
-    def candidates(self) -> Iterator[tuple[int, ...]]:
-        """Divisions of the batch among two kinds or more that are worth a simulation."""
+    def divisions(self) -> Int:
+        """All ways of dividing the batch among two kinds or more, one a row."""
         kinds, grains = len(self.scorer.problem.kinds), self.batch // self.grain
-        every = _divisions(grains, kinds)
-        if len(every) <= MOST_DIVIDED and grains < MOST_GRAINS // 4:
-            yield from (tuple(self.grain * part for part in parts) for parts in every)
-            return
-        able = [kind for kind in range(kinds) if self.alone(kind, self.batch) is not None]
-        best_ns = float("inf")
-        for size in range(len(able), 1, -1):
-            for used in combinations(able, size):
-                # Fewer kinds are slower unless another spoils what they do together.
-                if 1 / sum(1 / self._time(kind, self.batch) for kind in used) >= best_ns:
-                    continue
-                for shares in self._descent(used):
-                    yield shares
-                    slowest_ns = self.slowest_ns(shares)
-                    best_ns = min(best_ns, slowest_ns) if slowest_ns is not None else best_ns
+        rows = np.array(_divided(grains, kinds), np.int64).reshape(-1, kinds)
+        return self.grain * rows[(rows > 0).sum(axis=1) > 1]
 
-    def _descent(self, used: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """From shares as speeds are, always to the better."""
-        shares = self._as_speeds(used)
-        seen = {shares}
-        best = self.slowest_ns(shares)
-        yield shares
-        while best is not None:
-            slowest = max(used, key=lambda kind: self._time(kind, shares[kind]))
-            moves = [_moved(shares, slowest, to, self.grain) for to in used if to != slowest]
-            timed = [
-                (ns, move)
-                for move in moves
-                if move not in seen and move[slowest] > 0
-                if (ns := self.slowest_ns(move)) is not None
-            ]
-            seen.update(moves)
-            if not timed or min(timed)[0] >= best:
-                return
-            best, shares = min(timed)
-            yield shares
-
-    def _time(self, kind: int, share: int) -> int:
-        best = self.alone(kind, share)
-        return best[0] if best is not None else 0
-
-    def _as_speeds(self, used: tuple[int, ...]) -> tuple[int, ...]:
-        """Grains to the kinds so that the slowest is as fast as can be: always to the soonest."""
-        each = {kind: self._time(kind, self.batch) / self.batch for kind in used}
-        shares = [self.grain * (kind in used) for kind in range(len(self.scorer.problem.kinds))]
-        for _ in range(self.batch // self.grain - len(used)):
-            soonest = min(used, key=lambda kind: (shares[kind] + self.grain) * each[kind])
-            shares[soonest] += self.grain
-        return tuple(shares)
+    def search(
+        self,
+        *,
+        limit_ns: int | None = None,
+        time_limit_s: float | None = None,
+        most_searched: int = MOST_SEARCHED,
+    ) -> Shared:
+        """The best division; with `limit_ns` only what may be shorter is looked at."""
+        searcher = _Searcher(self, most_searched, limit_ns)
+        branches = list(searcher.branches())
+        outcome = best_first(branches, limit_ns=limit_ns, time_limit_s=time_limit_s)
+        best_ns = outcome.ranked[0][0] if outcome.ranked else limit_ns
+        bounds = [] if best_ns is None else [round(best_ns * (1 - outcome.gap))]
+        return Shared(
+            ranked=outcome.ranked,
+            space=len(branches),
+            bound_ns=min([*bounds, *searcher.left_ns], default=None),
+            seconds=outcome.seconds,
+        )
 
 
-def _moved(shares: tuple[int, ...], source: int, to: int, grain: int) -> tuple[int, ...]:
-    moved = list(shares)
-    moved[source] -= grain
-    moved[to] += grain
-    return tuple(moved)
+@dataclass
+class _Searcher:
+    """Makes the branches; `left_ns` are bounds of divisions whose shares were not searched."""
+
+    shares: Shares
+    searches_left: int
+    best_ns: int | None
+    left_ns: list[int] = field(default_factory=list)
+
+    def branches(self) -> Iterator[Branch[MixedCandidate]]:
+        """One for each division."""
+        rows = self.shares.divisions()
+        least = np.zeros(len(rows), np.int64)
+        for kind in range(rows.shape[1]):
+            sizes, which = np.unique(rows[:, kind], return_inverse=True)
+            each = [self.shares.least_ns(kind, size) if size else 0 for size in sizes.tolist()]
+            least = np.maximum(least, np.array(each, np.int64)[which])
+        for division, bound_ns in zip(rows.tolist(), least.tolist(), strict=True):
+            yield self._branch(tuple(division), bound_ns)
+
+    def _branch(self, division: tuple[int, ...], bound_ns: int) -> Branch[MixedCandidate]:
+        return Branch(bound_ns, division, 1, partial(self._open, division, bound_ns))
+
+    def _open(
+        self, division: tuple[int, ...], bound_ns: int
+    ) -> Iterable[Branch[MixedCandidate]] | Evaluated[MixedCandidate]:
+        """The division under a better bound, or simulated where its shares are all known."""
+        shares = self.shares
+        used = {kind: share for kind, share in enumerate(division) if share}
+        if any(shares.fits_nowhere(*one) for one in used.items()):
+            return Evaluated(None, None)
+        times = {kind: shares.least_ns(kind, share) for kind, share in used.items()}
+        if (slowest_ns := max(times.values())) > bound_ns:
+            return [self._branch(division, slowest_ns)]
+        unknown = [kind for kind in used if not shares.is_known(kind, used[kind])]
+        if not unknown:
+            return self._simulated(division)
+        if not self.searches_left:
+            self.left_ns.append(bound_ns)
+            return []
+        self.searches_left -= 1
+        slowest = max(unknown, key=times.__getitem__)
+        found = shares.alone(slowest, used[slowest], self.best_ns)
+        return Evaluated(None, None) if found is None else [self._branch(division, bound_ns)]
+
+    def _simulated(self, division: tuple[int, ...]) -> Evaluated[MixedCandidate]:
+        mixed = self.shares.mixed(division)
+        assert mixed is not None, "only what fits is known"
+        step_ns = self.shares.scorer.step_time_ns(mixed)
+        self.best_ns = step_ns if self.best_ns is None else min(self.best_ns, step_ns)
+        return Evaluated(mixed, step_ns)
 
 
-def _divisions(grains: int, kinds: int) -> list[tuple[int, ...]]:
-    """All ways of giving grains to kinds, two of them at least."""
-    if kinds == 1:
-        return [(grains,)]
-    found = [
-        (first, *rest) for first in range(grains + 1) for rest in _all(grains - first, kinds - 1)
-    ]
-    return [parts for parts in found if sum(part > 0 for part in parts) > 1]
-
-
-def _all(grains: int, kinds: int) -> list[tuple[int, ...]]:
+def _divided(grains: int, kinds: int) -> list[tuple[int, ...]]:
+    """All ways of giving grains to kinds."""
     if kinds == 1:
         return [(grains,)]
     return [
-        (first, *rest) for first in range(grains + 1) for rest in _all(grains - first, kinds - 1)
+        (first, *rest)
+        for first in range(grains + 1)
+        for rest in _divided(grains - first, kinds - 1)
     ]

@@ -25,3 +25,12 @@ def test_prepared_times_are_those_made_alone(toys, monkeypatch):
     monkeypatch.undo()
     assert found == [UnitTimes(problem).of(each, pass_floor_ns) for each in several]
     assert len({str(times) for times in found}) > 6
+
+
+def test_what_is_known_of_another_batch_is_taken_over(toys):
+    problem = toys.problem(global_batch=8)
+    known, other = UnitTimes(problem), UnitTimes(problem.with_batch(4))
+    one = known.floors(Candidate(microbatch_size=2))
+    other.adopt(known)
+    assert other.floors(Candidate(microbatch_size=2)) is one
+    assert other.problem.training.global_batch == 4

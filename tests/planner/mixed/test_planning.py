@@ -28,7 +28,7 @@ def test_unlike_devices_beat_one_kind_alone_and_all_divided_alike(toys, mixed_to
     alone = answer.best_alone()
     assert alone is not None and alone[0].name == "k1"
     assert answer.mixed.step_time_ns < min(known_ns, alone[1].step_time_ns)
-    assert answer.bound_ns <= answer.mixed.step_time_ns
+    assert answer.bound_ns is not None and answer.bound_ns <= answer.mixed.step_time_ns
 
 
 def test_what_fits_on_no_kind_is_told(toys, mixed_toys):
@@ -43,9 +43,12 @@ def test_what_fits_on_no_kind_is_told(toys, mixed_toys):
 
 
 def test_the_report_counts_both_searches_and_keeps_the_wider_gap(toys, mixed_toys):
-    kinds = [mixed_toys.ToyKind(devices=1), mixed_toys.ToyKind(devices=1, flops_per_s=2e6)]
+    kinds = [
+        mixed_toys.ToyKind(devices=1, nic_bytes_per_s=1e9, flops_per_s=speed * 1e6)
+        for speed in (1, 2)
+    ]
     graph = toys.graph(layers=2, hidden=10)
-    whole = mixed_toys.mixed_scorer(toys, kinds, global_batch=2, graph=graph).problem.whole
+    whole = mixed_toys.mixed_scorer(toys, kinds, global_batch=8, graph=graph).problem.whole
     answer = plan_mixed(whole, mixed_toys.ToyMixedCost, known_ns=None)
     assert answer.mixed is not None
     alike = SearchReport(
@@ -53,6 +56,7 @@ def test_the_report_counts_both_searches_and_keeps_the_wider_gap(toys, mixed_toy
         gap=0.0,
     )  # fmt: skip
     report = report_of(answer, alike, answer.mixed.step_time_ns)
-    assert report.space == 10 + answer.searched.space + answer.shared
+    assert report.space == 10 + answer.searched.space + answer.shared.space
+    assert answer.bound_ns is not None
     expected = 1 - answer.bound_ns / answer.mixed.step_time_ns
     assert report.gap == pytest.approx(expected) and 0 <= report.gap < 1

@@ -6,7 +6,6 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.mixed.plan import MixedCandidate, pipeline_on
-from claw_plan.planner.mixed.score import least_time_ns
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ def test_shares_by_speed_reach_the_bound_of_the_batch_over_all_speeds(
     assert utilisation((32, 32)) == pytest.approx(2 / (1 + ratio), abs=0.004)
     assert utilisation(shares) == pytest.approx(best, abs=0.007)
     sample_ns = 3 * 4_100_000  # forward and two of it backward: 100 + 2 x 1,000 + 2,000 flops
-    least = least_time_ns(scorer.problem, scorer.shards)
+    least = scorer.least_time_ns
     assert least == pytest.approx(64 * sample_ns / (4 * (1 + ratio)), rel=1e-4)
 
 

@@ -52,10 +52,10 @@ def roomy_space(toys, mixed_toys) -> MixedSpace:
 
 def test_what_is_not_looked_at_counts_with_its_bound(toys, mixed_toys):
     best_ns = search_mixed(roomy_space(toys, mixed_toys)).ranked[0][0]
-    stopped = search_mixed(roomy_space(toys, mixed_toys), known_ns=10**12, most_opened=3)
+    stopped = search_mixed(roomy_space(toys, mixed_toys), limit_ns=10**12, most_opened=3)
     assert stopped.bound_ns < best_ns and not stopped.ranked
 
 
 def test_nothing_is_simulated_that_cannot_beat_what_is_known(toys, mixed_toys):
-    found = search_mixed(roomy_space(toys, mixed_toys), known_ns=1)
+    found = search_mixed(roomy_space(toys, mixed_toys), limit_ns=1)
     assert not found.ranked and found.bound_ns == 1
