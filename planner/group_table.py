@@ -98,9 +98,16 @@ def numbered(*columns: Int | NDArray[np.bool_]) -> tuple[Int, Int]:
 
     Entries are at least -1.
     """
-    which = np.zeros(len(columns[0]), np.int64)
+    count = len(columns[0])
+    which, values = np.zeros(count, np.int64), 1
     for column in columns:
-        which = _dense(which * (int(column.max(initial=0)) + 2) + column + 1)
+        radix = int(column.max(initial=0)) + 2
+        if values * radix > 4 * count:  # numbers grow sparse: those that are there are renumbered
+            which = _dense(which)
+            values = int(which.max(initial=-1)) + 1
+        which = which * radix + column + 1
+        values *= radix
+    which = _dense(which)
     rows = np.empty(int(which.max(initial=-1)) + 1, np.int64)
     rows[which[::-1]] = np.arange(len(which))[::-1]  # of several the last written stays
     return rows, which

@@ -73,7 +73,7 @@ class Space:
             if graph.no_tensor_parallel:
                 why = f"no tensor parallelism in this model: {graph.no_tensor_parallel}; pin tp=1"
             raise PlanError(f"--fix tp={pinned.tp}: {why} (dp_shard divides every model)")
-        if pinned.pp * pinned.stages_per_rank > (most := self.most_stages()):
+        if pinned.pp * pinned.stages_per_rank > (most := self.most_stages):
             refused = next(iter(graph.cut_refused.values()), "")
             each = f",stages_per_rank={pinned.stages_per_rank}" * (pinned.stages_per_rank > 1)
             why = f"the model's {len(graph.blocks)} blocks make at most {most} stages"
@@ -94,6 +94,7 @@ class Space:
             return [1]
         return sorted({*divisors(graph.tp_divides), *graph.partial})
 
+    @cached_property
     def most_stages(self) -> int:
         """Pipeline stages the chain can be cut into: one more than there are legal cuts."""
         graph = self._problem.graph
@@ -152,7 +153,7 @@ class Space:
 
     def _lay_out(self, members: Members, *, refines: bool) -> GroupTable:
         shares, pieces = self._shares(), []
-        for pp in range(1, min(self.most_stages(), self._problem.cluster.num_devices) + 1):
+        for pp in range(1, min(self.most_stages, self._problem.cluster.num_devices) + 1):
             if self._pinned("pp", pp):
                 runs = self._runs(pp, shares)
                 for tp in self._offered_tp():
@@ -259,7 +260,7 @@ class Space:
             is_same = microbatches == 1 and not schedule.splits_backward and name != "1F1B"
             if name == "GPipe" or is_same:
                 continue
-            most = min(self.most_stages() // pp, schedule.most_stages or self.most_stages())
+            most = min(self.most_stages // pp, schedule.most_stages or self.most_stages)
             for stages in range(schedule.fewest_stages, most + 1):
                 # Of many stages a rank only equal ones are worth their messages; others by --fix.
                 uneven = stages > 2 and len(self._problem.graph.blocks) % (pp * stages)
