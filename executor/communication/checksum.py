@@ -3,9 +3,11 @@
 Networks repeat what gets lost or garbled; what remains is silent: bits that flip in a card's
 memory, a broken kernel, ranks that disagree. All checks are sums of integers modulo 2^64:
 
-- `checked_all_reduce` sends two sums beside each message, of all words and of weighted blocks of
-  words, and makes them again where it arrives. A changed word always changes the first; several
-  changed ones leave both as they were once in 2^64, were changes random.
+- `CheckedExchange` makes two sums of each message, of all words and of weighted blocks of words,
+  where it leaves and where it arrives, and folds them into one pair a sender and receiver;
+  `report` compares these once a step. A changed word always changes the first sum; several changed
+  ones leave both as they were once in 2^64, were changes random. Nothing is sent in between, where
+  on a network of milliseconds each round of a ring would wait for it.
 - `agree` compares what all ranks hold after a collective of the backend's, whose messages nobody
   sees: results are equal to the bit. What was changed before it was added in is not seen so.
 - The checksum of a sum of integers is the sum of their checksums (`linear_checksum`; Huang and
@@ -27,6 +29,9 @@ from claw_plan.profiles.collective_schedules import Nodes
 WORD_BYTES = 8
 BLOCK_WORDS = 1 << 15
 """Words under one weight: the sums of blocks are weighted, not words, which costs nothing."""
+
+FOLD = 0x9E3779B97F4A7C15 - (1 << 64)
+"""2^64 over the golden ratio, as a signed number. Odd, so that no earlier message is forgotten."""
 
 
 def checksum(flat: Tensor) -> Tensor:
@@ -67,9 +72,9 @@ def checked_all_reduce(
     nodes: Nodes | None = None,
     carry: Exchange = exchange,
 ) -> None:
-    """As `all_reduce`; every message is checked. `carry` moves the messages.
+    """As `all_reduce`, and then `report`; of the backend's own collective `agree`.
 
-    Raises ExecutionError on all ranks alike, with the ranks between which bits changed.
+    `carry` moves the messages. Raises ExecutionError on all ranks alike.
     """
     if algorithm == NATIVE:
         dist.all_reduce(flat, group=group)
@@ -81,13 +86,17 @@ def checked_all_reduce(
 
 
 class CheckedExchange:
-    """Messages with their checksums. Faults are kept until all ranks can be told."""
+    """Moves messages as `exchange` does and remembers their checksums.
+
+    `all_reduce(…, carry=checked)` for every bucket of a step, then `checked.report()`.
+    """
 
     def __init__(
         self, group: dist.ProcessGroup, device: torch.device, carry: Exchange = exchange
     ) -> None:
         self._group, self._carry = group, carry
-        self._faults = torch.zeros(group.size(), group.size(), dtype=torch.int64, device=device)
+        self._sent = torch.zeros(group.size(), 2, dtype=torch.int64, device=device)
+        self._came = torch.zeros_like(self._sent)
 
     def __call__(
         self,
@@ -97,28 +106,35 @@ class CheckedExchange:
         source: int,
         group: dist.ProcessGroup,
     ) -> None:
-        """Messages out and in, each with its sums behind it."""
-        sent = [message for message in sent if message.numel()]
-        received = [message for message in received if message.numel()]
-        told = [checksum(message) for message in sent]
-        came = [self._faults.new_empty(2) for _ in received]
-        self._carry([*sent, *told], target, [*received, *came], source, group)
-        for message, sums in zip(received, came, strict=True):
-            differs = (checksum(message) != sums).any()
-            self._faults[source, group.rank()] += differs  # no waiting for the device
+        """Messages out and in."""
+        for message in sent:
+            if message.numel():
+                _fold(self._sent[target], message)
+        self._carry(sent, target, received, source, group)
+        for message in received:
+            if message.numel():
+                _fold(self._came[source], message)
 
     def report(self) -> None:
-        """Raises ExecutionError on all ranks if any message of any of them was changed."""
-        dist.all_reduce(self._faults, group=self._group)
-        faults = self._faults.nonzero().tolist()
-        self._faults.zero_()
-        if faults:
+        """Raises ExecutionError on all ranks if a message of any since the last was changed."""
+        size = self._group.size()
+        found = gather_checksums(torch.stack([self._sent, self._came]).flatten(), self._group)
+        self._sent.zero_()
+        self._came.zero_()
+        told = torch.tensor(found).view(size, 2, size, 2)  # rank, sent or came, peer, sums
+        differ = (told[:, 0] != told[:, 1].transpose(0, 1)).any(-1)
+        if differ.any():
             world = dist.get_process_group_ranks(self._group)
-            ways = [f"from rank {world[a]} to rank {world[b]}" for a, b in faults]
+            ways = [f"from rank {world[a]} to rank {world[b]}" for a, b in differ.nonzero()]
             raise ExecutionError(
                 f"bits changed on the way {' and '.join(ways)}: a card or its memory is broken; "
                 "leave that host out, and resume from the last checkpoint"
             )
+
+
+def _fold(sums: Tensor, message: Tensor) -> None:
+    """Takes the message's sums up in what is remembered; on a GPU without waiting for it."""
+    sums.mul_(FOLD).add_(checksum(message))
 
 
 def gather_checksums(own: Tensor, group: dist.ProcessGroup) -> list[tuple[int, ...]]:

@@ -6,9 +6,9 @@
 
 A short probe gives each size a modelled time for every algorithm; `choice` tries what is near the
 best and settles. At the end of a step all ranks take the longest time that any of them saw of each
-call and so decide alike. The ways are open since the group was made: a change costs the one small
-all-reduce of the decision. Sums have other last bits after it, so `switches` keeps the steps of
-all changes for whoever plays a run again.
+call and so decide alike. The ways are open since the group was made and the times travel beside
+the next step: a change costs a lookup. Sums have other last bits after it, so `switches` keeps the
+steps of all changes for whoever plays a run again.
 
 Not told apart: what a call takes, and how much later than others some rank came to it. The latter
 lengthens all algorithms alike.
@@ -54,6 +54,15 @@ class _Call:
     elapsed_ns: Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """Calls, and their times on the way to being the slowest rank's."""
+
+    calls: tuple[_Call, ...]
+    times_ns: Tensor
+    work: dist.Work | None
+
+
 class Selector:
     """All-reduces of one group. Every rank calls everything, in the same order."""
 
@@ -64,6 +73,7 @@ class Selector:
         self._choices: dict[int, Choice] = {}
         self._calls: list[_Call] = []
         self._slow: set[int] = set()
+        self._told: _Told | None = None
         self._step, self._next_check, self._checked_step = 0, 1, 0
         self._checked_ns = time.perf_counter_ns()
 
@@ -81,12 +91,18 @@ class Selector:
     def step_ended(self) -> None:
         """Every `check_interval`, counted in steps so that ranks agree: compares and decides.
 
-        While algorithms are on trial, after every step.
+        While algorithms are on trial, after every step. Times travel during the step that
+        follows, so a decision is made one step after its last time.
         """
         self._step += 1
-        if self._step < self._next_check or not self._calls:
-            return
-        step_ns = self._observe()
+        if self._told is not None:
+            self._decide_all(self._told)
+            self._told = None
+        if self._step >= self._next_check and self._calls:
+            self._told = self._tell()
+
+    def _decide_all(self, told: _Told) -> None:
+        step_ns = self._observe(told)
         slow = {size for size in self._choices if self._is_slow(size)}
         if slow - self._slow or any(choice.has_drifted for choice in self._choices.values()):
             self.links = probe_links(self.group)
@@ -97,7 +113,7 @@ class Selector:
             self._decide(size)
         pause = max(1, round(self.options.check_interval_ns / step_ns))
         on_trial = any(not choice.is_settled for choice in self._choices.values())
-        self._next_check = self._step + (1 if on_trial else pause)
+        self._next_check = self._step + (0 if on_trial else pause)
 
     def _decide(self, size: int) -> None:
         choice = self._choices[size]
@@ -127,21 +143,28 @@ class Selector:
         sizes = node_sizes(self.group.nodes)
         return {name: time_ns(name, size_bytes, sizes, self.links) for name in ALGORITHMS}
 
-    def _observe(self) -> float:
-        """Takes up the calls since the last check; answers with a step's nanoseconds."""
+    def _tell(self) -> _Told:
+        """Begins to agree on the times of the calls since the last check, and on a step's."""
         now_ns, steps = time.perf_counter_ns(), self._step - self._checked_step
         step_ns = (now_ns - self._checked_ns) / steps
-        told = torch.tensor(
-            [*(call.elapsed_ns() for call in self._calls), step_ns],
+        calls, self._calls = tuple(self._calls), []
+        times = torch.tensor(
+            [*(call.elapsed_ns() for call in calls), step_ns],
             dtype=torch.float64,
             device=self.group.device,
         )
-        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.group.process_group)
-        *longest, step_ns = told.tolist()
-        for call, spent_ns in zip(self._calls, longest, strict=True):
-            self._choices[call.size_bytes].observe(call.algorithm, spent_ns)
-        self._calls.clear()
+        process_group = self.group.process_group
+        work = dist.all_reduce(times, dist.ReduceOp.MAX, process_group, async_op=True)
         self._checked_ns, self._checked_step = now_ns, self._step
+        return _Told(calls=calls, times_ns=times, work=work)
+
+    def _observe(self, told: _Told) -> float:
+        """Takes up what was agreed on; answers with a step's nanoseconds."""
+        if told.work is not None:
+            told.work.wait()
+        *longest, step_ns = told.times_ns.tolist()
+        for call, spent_ns in zip(told.calls, longest, strict=True):
+            self._choices[call.size_bytes].observe(call.algorithm, spent_ns)
         return float(step_ns)
 
     def _is_slow(self, size_bytes: int) -> bool:

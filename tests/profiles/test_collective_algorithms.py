@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from claw_plan.profiles.collective_algorithms import (
@@ -114,6 +114,7 @@ def test_over_uneven_nodes_nearly(algorithm: str, ranks: int, nodes: int) -> Non
 
 
 @given(st.integers(2, 40), st.integers(1, 10**10), st.floats(0, 1e7), st.floats(1e6, 1e12))
+@settings(deadline=None)
 def test_closed_forms(ranks: int, size_bytes: int, latency_ns: float, rate: float) -> None:
     hop = Hop(latency_ns=latency_ns, bytes_per_s=rate)
     wire_ns = size_bytes * 1e9 / rate
@@ -138,6 +139,7 @@ def test_closed_forms(ranks: int, size_bytes: int, latency_ns: float, rate: floa
     st.lists(st.integers(1, 6), min_size=1, max_size=4),
     st.integers(1, 10**9),
 )
+@settings(deadline=None)
 def test_more_bytes_never_take_less(algorithm: str, sizes: Sequence[int], size_bytes: int) -> None:
     less = time_ns(algorithm, size_bytes, sizes, TWO_LEVELS)
     assert 0 <= less <= time_ns(algorithm, size_bytes + 1000, sizes, TWO_LEVELS)

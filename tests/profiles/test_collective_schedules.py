@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from claw_plan.profiles.collective_schedules import (
@@ -58,6 +58,7 @@ def own(parts: list[RankSchedule]) -> Terms:
 
 
 @given(st.sampled_from(ALGORITHMS), layouts())
+@settings(deadline=None)
 def test_every_rank_ends_with_each_ranks_numbers_once(algorithm: str, nodes: Nodes) -> None:
     ranks = sum(node_sizes(nodes))
     parts = [rank_schedule(algorithm, rank, nodes) for rank in range(ranks)]
@@ -67,6 +68,7 @@ def test_every_rank_ends_with_each_ranks_numbers_once(algorithm: str, nodes: Nod
 
 
 @given(st.sampled_from(ALGORITHMS), layouts())
+@settings(deadline=None)
 def test_on_the_way_each_chunk_is_whole_where_it_is_held(algorithm: str, nodes: Nodes) -> None:
     ranks = sum(node_sizes(nodes))
     parts = [rank_schedule(algorithm, rank, nodes) for rank in range(ranks)]
@@ -81,6 +83,7 @@ def test_on_the_way_each_chunk_is_whole_where_it_is_held(algorithm: str, nodes: 
 
 
 @given(layouts())
+@settings(deadline=None)
 def test_inside_nodes_the_sums_of_nodes_lie_with_ranks_of_one_place(nodes: Nodes) -> None:
     ranks = sum(node_sizes(nodes))
     found = [inside_nodes(rank, nodes) for rank in range(ranks)]

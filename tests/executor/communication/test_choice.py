@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from claw_plan.executor.communication.choice import HYSTERESIS, TRIALS, Choice
@@ -24,6 +24,7 @@ def used(choice: Choice, true_ns: dict[str, float], calls: int, wanted: str = ""
     st.fixed_dictionaries({name: st.floats(0.75, 1.4) for name in NAMES}),
     st.floats(1e3, 1e9),
 )
+@settings(deadline=None)
 def test_a_model_that_errs_by_less_than_half_costs_nothing(
     modelled: dict[str, float], errors: dict[str, float], native_ns: float
 ) -> None:

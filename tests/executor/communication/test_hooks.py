@@ -5,11 +5,7 @@ Nothing that a codec leaves out is lost, and what was saved of it goes on exactl
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,24 +15,8 @@ from claw_plan.executor.communication.compressed import chunk_bounds
 
 pytestmark = pytest.mark.slow
 
-RANKS = Path(__file__).with_name("rank_hooks.py")
-
 Found = list[dict[str, Any]]
 """Of each rank, what each case found."""
-
-
-@pytest.fixture(scope="module")
-def hooked(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    folder = tmp_path_factory.mktemp("hooks")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANKS), str(rank), "3", str(folder)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(3)
-    ]
-    assert [rank.wait(timeout=280) for rank in ranks] == [0] * 3
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(3)]
 
 
 def test_whole_gradients_are_those_of_no_hook_to_the_last_bit(hooked: Found) -> None:

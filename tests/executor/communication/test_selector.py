@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from claw_plan.executor.communication.algorithms import NAMES
-from claw_plan.executor.communication.choice import TRIALS
 
 
 @pytest.mark.slow
@@ -24,7 +23,7 @@ def test_ranks_change_together_and_only_between_steps(
         assert set(algorithms) <= set(NAMES)
         # The fallback, whatever the model says of it, and the backend's own, which has no model.
         for name in ("tree", "native"):
-            assert algorithms.count(name) >= TRIALS
+            assert name in algorithms
     changes = [
         (step, size, before[place], after[place])
         for step, (before, after) in enumerate(pairwise(seen[0]["used"]), start=1)
