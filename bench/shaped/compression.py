@@ -1,0 +1,210 @@
+"""A 10M-parameter GPT on four hosts behind slow links: plain data parallelism against a codec.
+
+Run (as root): OMP_NUM_THREADS=1 setsid chrt -r 1 python bench/shaped/compression.py
+    --folder FOLDER [--write docs/shaped_compression.md]
+(four runs of less than a minute each; `--only learn`, `plan` or `run` makes a part of them)
+
+Learns from runs of a smaller model, with and without a codec; plans the 10M one, once as plain
+DistributedDataParallel and once with whatever codec and algorithm the planner finds best; predicts
+both, runs both, and writes predicted beside measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from hosts import Hosts
+from switch import Port
+
+from claw_plan.executor.learn import learn
+from claw_plan.planner.candidate import parse_fix
+from claw_plan.planner.plan import load_plan, save_plan
+from claw_plan.planner.planning import PlanningRequest, make_plan, simulate_plan
+from claw_plan.profiles.units import NS_PER_MS
+
+MODEL = Path(__file__).with_name("byte_gpt.py")
+PROGRAM = Path(sys.executable).with_name("claw-plan")
+HOSTS, BATCH, CONTEXT = 4, 4, 64
+INPUTS = f"idx=int64[B,{CONTEXT}]<256 targets=int64[B,{CONTEXT}]<256"
+NEUTRAL = {"recompute": "none", "dp_shard": 1, "tp": 1, "pp": 1, "offload": "none"}
+ALL = f"dp_replicate={HOSTS},microbatch_size={BATCH}"
+LEARNT_MODEL = "layers=2, width=192, rows=4096"
+LEARNT = (ALL, f"{ALL},codec=int8")
+TESTED = {"plain": f"{ALL},codec=none,bucket_bytes=25000000", "chosen": f"{ALL},codec=one_bit"}
+BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
+
+
+def cluster_text(mbit: float, delay_ms: float) -> str:
+    """cluster.yaml of these hosts: a rank each, the cores of the machine shared among them."""
+    cores = os.cpu_count() or 1
+    lines = ["name: shaped", "nodes:"]
+    for host in range(HOSTS):
+        machine = f", machine: core-{host % cores}" if cores < HOSTS else ""
+        lines += [
+            "  - devices: {type: cpu, cores: 1, count: 1}",
+            f"    nics: {{name: shaped-{mbit:g}, bandwidth: {mbit:g} Mb/s, "
+            f"latency: {2 * delay_ms:g} ms}}",
+            f"    host: {{memory: 8 GiB, cores: 1{machine}}}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+class Bench:
+    """One folder with its cluster, profile, plans and runs."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.folder: Path = options.folder.resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.cluster = self.folder / "cluster.yaml"
+        self.cluster.write_text(cluster_text(options.mbit, options.delay_ms))
+        self.profile = self.folder / "cpu.profile"
+
+    def plan(self, name: str, config: str, knobs: str) -> Path:
+        """Plans the model under pinned knobs; codecs are the planner's to choose."""
+        request = PlanningRequest(
+            model=MODEL,
+            cluster=str(self.cluster),
+            build=f"ByteGPT(Config({config}))",
+            inputs=INPUTS,
+            global_batch=HOSTS * BATCH,
+            fix=NEUTRAL | parse_fix(knobs),
+            profile=self.profile if self.profile.exists() else None,
+            output_folder=self.folder,
+        )
+        made = make_plan(request)
+        warmup = {"codec_warmup_steps": self.options.warmup}
+        training = made.plan.training.model_copy(update=warmup)
+        path = self.folder / f"{name}.yaml"
+        save_plan(made.plan.model_copy(update={"training": training}), path)
+        return path
+
+    def warm_up(self, plan: Path) -> None:
+        """The steps before the codec of momentum, on this machine's own network, which is fast."""
+        command = [str(PROGRAM), "run", str(plan), "--steps", str(self.options.warmup), "--json"]
+        command += ["--checkpoint-dir", str(self.warm(plan)), "--runs", str(self.folder / "warm")]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def warm(self, plan: Path) -> Path:
+        """Where the checkpoint after the warm-up lies."""
+        return plan.with_name(f"{plan.stem}-warm")
+
+    def run(self, plan: Path) -> Path:
+        """The run's folder; it goes on from the warm-up if there was one."""
+        runs = plan.with_name(f"{plan.stem}-runs")
+        known = set(runs.iterdir()) if runs.exists() else set()
+        resumed = [*self.warm(plan).glob("*")] if self.warm(plan).exists() else []
+        steps = self.options.steps + (self.options.warmup if resumed else 0)
+        ports = [
+            Port(
+                bits_per_s=int(self.options.mbit * 1e6),
+                delay_ns=int(self.options.delay_ms * 1e6),
+            )
+        ] * HOSTS
+        command = [str(PROGRAM), "run", str(plan), "--steps", str(steps)]
+        command += [part for found in resumed for part in ("--resume", str(found))]
+        with Hosts(ports) as hosts:
+            hosts.run([*command, "--runs", str(runs), "--json"], ranks_per_host=1)
+        (made,) = set(runs.iterdir()) - known
+        return made
+
+    def learn(self) -> None:
+        """Runs of the smaller model, and what they teach."""
+        for number, knobs in enumerate(LEARNT):
+            if not self.runs_of(f"learnt{number}"):
+                self.run(self.plan(f"learnt{number}", LEARNT_MODEL, knobs))
+        learned = learn(self.runs_of("learnt*"), self.profile)
+        for one in learned.runs:
+            print(
+                f"learnt from {one.knobs}: measured {one.measured_ns / NS_PER_MS:.0f} ms, "
+                f"predicted {one.before_ns / NS_PER_MS:.0f} before, "
+                f"{one.after_ns / NS_PER_MS:.0f} after",
+                flush=True,
+            )
+
+    def runs_of(self, plans: str) -> list[Path]:
+        """Runs that ended well of the plans of that name."""
+        found = self.folder.glob(f"{plans}-runs/*/result.json")
+        return sorted(result.parent for result in found)
+
+    def steps_ms(self, name: str) -> list[float]:
+        """Plain steps of all runs of a plan, the first of each left out."""
+        times = []
+        for run in self.runs_of(name):
+            _, *lines = (run / "steps.jsonl").read_text().splitlines()
+            steps = [json.loads(line) for line in lines]
+            times += [step["step_time_ms"] for step in steps if step["way"] == "plain"]
+        return times
+
+    def table(self) -> list[str]:
+        """Predicted beside measured, and how many times as fast the chosen plan is."""
+        rows, medians = [], {}
+        for name in TESTED:
+            plan = self.folder / f"{name}.yaml"
+            predicted = simulate_plan(plan, self.profile).step_time_ns / NS_PER_MS
+            times = self.steps_ms(name)
+            medians[name] = statistics.median(times)
+            knobs = load_plan(plan).knobs()
+            buckets = len(knobs.buckets) or f"of {knobs.bucket_bytes / 1e6:g} MB"
+            rows.append(
+                f"| {name} | {knobs.codec} | {knobs.collective} | {buckets} | {predicted:.0f} "
+                f"| {medians[name]:.0f} ({min(times):.0f} to {max(times):.0f}, {len(times)} steps)"
+                f" | {predicted / medians[name] - 1:+.0%} |"
+            )
+        return [
+            "| plan | codec | collective | buckets | predicted ms | measured ms | error |",
+            "|---|---|---|---|--:|--:|--:|",
+            *rows,
+            "",
+            f"The chosen plan's step is {medians['plain'] / medians['chosen']:.1f} times as fast.",
+        ]
+
+
+def _write(page: Path, lines: list[str]) -> None:
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument(
+        "--only", choices=("learn", "plan", "warm-up", "run", "table"), help="default: all of them"
+    )
+    parser.add_argument("--which", choices=TESTED, nargs="+", default=[*TESTED])
+    parser.add_argument("--mbit", type=float, default=200.0)
+    parser.add_argument("--delay-ms", type=float, default=0.2, help="one way, host to switch")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=40, help="steps before a codec of momentum")
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are taken down on the way
+    bench = Bench(options)
+    if options.only in (None, "learn"):
+        bench.learn()
+    if options.only in (None, "plan"):
+        for name in options.which:
+            bench.plan(name, "", TESTED[name])
+    if options.only in (None, "warm-up"):
+        bench.warm_up(bench.folder / "chosen.yaml")
+    if options.only in (None, "run"):
+        for name in options.which:
+            bench.run(bench.folder / f"{name}.yaml")
+    if all(bench.runs_of(name) for name in TESTED):
+        table = bench.table()
+        print("\n".join(table))
+        if options.write:
+            _write(options.write, table)
+
+
+if __name__ == "__main__":
+    main()
