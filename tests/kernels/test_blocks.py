@@ -115,7 +115,7 @@ def test_errors_on_normal_numbers() -> None:
     for codec, expected in ((Fp8Blocks(), 0.026), (Fp8Blocks(format="e5m2"), 0.052)):
         back = round_trip(codec, x)
         assert (back - x).norm() / x.norm() == pytest.approx(expected, abs=0.001)
-        assert torch.cosine_similarity(back, x, dim=0) > 0.998
+        assert torch.cosine_similarity(back, x, dim=0) > 1 - 0.6 * expected**2
 
 
 @pytest.mark.parametrize("family", [Int8Blocks, Int4Blocks])
