@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,9 +144,7 @@ class GroupBounds:
         return Chain(
             edges=np.array([0, *starts, last + 1], np.int64),
             times_ns=self._unit_times(),
-            held_bytes=np.array(
-                [self._unit_bytes(self._base(row)) for row in self._held_rows.tolist()], np.int64
-            ),
+            held_bytes=self._unit_bytes(),
             stored_bytes=stored,
             whole_bytes=self._whole_bytes(),
             shard_bytes=shard,
@@ -170,15 +167,30 @@ class GroupBounds:
         np.cumsum(each, axis=2, out=totals[:, :, 1:])
         return totals
 
-    def _unit_bytes(self, base: Candidate) -> list[list[int]]:
-        memory, units = self._scorer.memory, len(self._problem.graph.units)
-        return [
-            [0, *accumulate(unit.holds for unit in memory.units(each, 0, units))]
-            for each in (
-                replace(base, recompute="none", recompute_blocks=0),
-                replace(base, recompute_blocks=0),
-            )
+    def _unit_bytes(self) -> Int:
+        """Running totals of what a microbatch keeps, without and with recompute."""
+        units = self._problem.graph.units
+        last = len(units) - 1
+        # The ends keep other things than blocks, whatever their structures.
+        kinds = [-1 if unit == 0 else -2 if unit == last else units[unit].structure
+                 for unit in range(last + 1)]  # fmt: skip
+        first, which = np.unique(np.array(kinds), return_index=True, return_inverse=True)[1:]
+        held = [
+            [[self._held_by(again, unit) for unit in first.tolist()] for again in variants]
+            for variants in map(self._without_and_with, self._held_rows.tolist())
         ]
+        each = np.array(held, np.int64).reshape(-1, 2, len(first))[:, :, which]
+        totals = np.zeros((*each.shape[:2], last + 2), np.int64)
+        np.cumsum(each, axis=2, out=totals[:, :, 1:])
+        return totals
+
+    def _without_and_with(self, row: int) -> tuple[Candidate, Candidate]:
+        base = self._base(row)
+        without = replace(base, recompute="none", recompute_blocks=0)
+        return without, replace(base, recompute_blocks=0)
+
+    def _held_by(self, candidate: Candidate, unit: int) -> int:
+        return self._scorer.memory.units(candidate, unit, unit + 1)[0].holds
 
     def _sharded_bytes(self) -> tuple[Int, Int]:
         """Parameters as all of dp shards them, and their gradients."""

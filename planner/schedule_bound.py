@@ -104,8 +104,8 @@ def play(layout: tuple[str, int, int, int], work: Work, traffic: Traffic | None 
     ranks, stages = layout[1], len(rows.home)
     clock = _Clock(*np.zeros((6, ranks), np.int64))
     reduced = np.zeros(stages, np.int64)
-    moved = _no_traffic(work.pass_ns.shape[1], stages) if traffic is None else traffic
-    _play(rows, work, moved, layout[2], clock, reduced)
+    moved = traffic or _no_traffic(work.pass_ns.shape[1], stages)
+    _play(rows, work, moved, traffic is not None, layout[2], clock, reduced)
     return Played(end_ns=tuple(clock.now.tolist()), reduced_ns=tuple(reduced.tolist()))
 
 
@@ -135,10 +135,20 @@ def _no_traffic(units: int, stages: int) -> Traffic:
 
 @compiled
 def _play(
-    rows: Columns, work: Work, traffic: Traffic, num_microbatches: int, clock: _Clock, reduced: Int
+    rows: Columns,
+    work: Work,
+    traffic: Traffic,
+    moves: bool,
+    num_microbatches: int,
+    clock: _Clock,
+    reduced: Int,
 ) -> None:
-    """Each rank's next actions, up to one whose message has not been sent, until all are done."""
+    """Each rank's next actions, up to one whose message has not been sent, until all are done.
+
+    Where nothing `moves`, the units of an action run in one stretch.
+    """
     stages = rows.home.size
+    stretch_ns = _stretches(work)
     sent = np.full((2, stages, num_microbatches), -1, np.int64)
     has_gradients = np.zeros(stages, np.bool_)
     held = np.zeros((2, traffic.gather_ns.size), np.bool_)
@@ -154,8 +164,12 @@ def _play(
                 arrives = _arrival(sent, kind, stage, index, stages)
                 if arrives < 0:
                     break
-                is_last = rows.is_last[action]
-                _run(work, traffic, clock, held, reduced, rank, stage, kind, is_last, arrives)
+                if moves:
+                    is_last = rows.is_last[action]
+                    _run(work, traffic, clock, held, reduced, rank, stage, kind, is_last, arrives)
+                else:
+                    clock.waits[rank] = max(clock.waits[rank], arrives)
+                    _pass(clock, rank, stretch_ns[kind, stage])
                 if kind == _BACKWARD or kind == _WEIGHTS:
                     if has_gradients[stage]:
                         _pass(clock, rank, work.accumulate_ns[stage])
@@ -164,6 +178,19 @@ def _play(
                     _send(rows, work, clock, sent, rank, stage, kind, index)
                 done[rank] += 1
                 going = True
+
+
+@compiled
+def _stretches(work: Work) -> Int:
+    """All passes of each kind of action and stage."""
+    stretch_ns = np.zeros(work.column.shape, np.int64)
+    for kind in range(work.column.shape[0]):
+        for stage in range(work.column.shape[1]):
+            column = work.column[kind, stage]
+            if column != NOTHING:
+                units = work.pass_ns[column, work.first[stage] : work.first[stage + 1]]
+                stretch_ns[kind, stage] = units.sum()
+    return stretch_ns
 
 
 @compiled
