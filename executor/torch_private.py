@@ -138,7 +138,7 @@ def own_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def after_backward(call: Callable[[], None]) -> None:
     """Runs the call when the backward that runs now has ended, in its thread."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 @contextmanager

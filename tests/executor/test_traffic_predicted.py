@@ -36,6 +36,7 @@ SP, MIXED, PAIRS = {"sequence_parallel": True}, {"precision": "bfloat16"}, {"mic
 FULL, HALF = {"recompute": "full"}, {"recompute": "half"}
 CLIP, OFFLOAD = {"clip_norm": 0.5}, {"offload": "optimizer"}
 BUCKETS, SCALED = {"bucket_bytes": 9000}, {"precision": "float16"}
+PLANNED = {"buckets": (11, 30, 1, 10)}
 TOGETHER, NEAR = {"blocks_per_group": 3}, {"dp_shard": 4, "reshard_ranks": 2}
 FIRST = FULL | {"recompute_blocks": 1}
 REPLICATE, SHARD, TP, PP = {"dp_replicate": 2}, {"dp_shard": 2}, {"tp": 2}, {"pp": 2}
@@ -44,6 +45,7 @@ TINY: dict[int, list[dict[str, Any]]] = {
     2: [
         REPLICATE,
         REPLICATE | BUCKETS | FULL,
+        REPLICATE | PLANNED | PAIRS,
         REPLICATE | MIXED,
         SHARD | HALF,
         SHARD | {"zero": 2},

@@ -8,7 +8,7 @@ import pytest
 
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.plan import Plan
-from claw_plan.planner.plan_check import check_plan, model_of_plan
+from claw_plan.planner.plan_check import check_against_model, check_plan, model_of_plan
 
 AXES = {"pp": 2, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 1}
 
@@ -91,6 +91,15 @@ def test_a_plan_whose_parts_agree_passes():
 def test_a_part_that_contradicts_the_others_is_refused(path, value, said):
     with pytest.raises(PlanError, match=f"^p.yaml: .*({said})"):
         check_plan(edited(path, value), "p.yaml")
+
+
+def test_buckets_hold_the_models_parameters_once_each(toys):
+    graph = toys.graph(layers=3, tied=False)
+    plan = edited(["model", "parameters"], graph.num_parameters)
+    plan = plan.model_copy(update={"tied": []})
+    check_against_model(graph, Candidate(dp_replicate=2, buckets=(3, 1)), plan)
+    with pytest.raises(PlanError, match="the 4 trained parameters once each, but .* hold 5"):
+        check_against_model(graph, Candidate(dp_replicate=2, buckets=(3, 2)), plan)
 
 
 def test_tensor_parallelism_needs_its_rules():
