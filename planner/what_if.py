@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.mixed.alike import slowest_for_all
 from claw_plan.planner.planned import Planned, on_cluster
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import search_space
@@ -53,7 +54,7 @@ def _planned_anew(
     profile: Profile | None,
     time_limit_s: float | None,
 ) -> WhatIf:
-    scorer = Scorer(on_cluster(planned.problem, cluster, profile))
+    scorer = Scorer(slowest_for_all(on_cluster(planned.problem, cluster, profile)))
     own = (planned.candidate, planned.cuts)
     known = [own] if scorer.memory.fits(*own) else []
     try:

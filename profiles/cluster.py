@@ -85,7 +85,8 @@ class Node:
     `shared_memory_bytes` is set when the devices draw on one memory (CPU): a plan must fit the
     sum of its ranks' peaks into it. `pairs` overrides `intra` between two devices. Hosts of one
     `machine` compute on the same cores (CPU); empty: on cores of their own. That
-    makes no other kind of host.
+    makes no other kind of host. Nodes of one `profile` are one kind whatever they are, because the
+    user says so; empty: equal nodes are.
     """
 
     type: str
@@ -99,6 +100,7 @@ class Node:
     cores: int = 0
     shared_memory_bytes: int = 0
     machine: str = field(default="", compare=False)
+    profile: str = field(default="", compare=False)
     pairs: Mapping[tuple[int, int], Link] = field(default_factory=dict)
 
     @property

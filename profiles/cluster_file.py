@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,7 +84,8 @@ def _from_document(document: Document) -> Cluster:
     racks = 0
     for index, entry in enumerate(spec.nodes):
         reader = _NodeReader(document, index, entry, assumptions)
-        node = reader.node()
+        node = replace(reader.node(), profile=entry.node_profile or "")
+        _check_profile(document, index, node, nodes)
         nodes += [node] * entry.count
         texts.append(reader.text(document.data["nodes"][index]))
         racks = max(racks, reader.rack_nodes)
@@ -117,6 +119,18 @@ def _check_whole(document: Document, nodes: list[Node]) -> None:
         raise InputError(
             f"{document.where(['nodes'])}: the nodes mix {' and '.join(sorted(kinds))} devices, "
             "which no collective library joins; make a cluster file for each"
+        )
+
+
+def _check_profile(document: Document, index: int, node: Node, before: list[Node]) -> None:
+    """Nodes that the user groups have as many devices each: ranks lie on them in rows."""
+    others = (other for other in before if node.profile and other.profile == node.profile)
+    unlike = next((other for other in others if other.device_count != node.device_count), None)
+    if unlike is not None:
+        raise InputError(
+            f"{document.where(['nodes', index, 'node_profile'])}: nodes of one node_profile have "
+            f"as many devices each, but {node.profile!r} has nodes of {unlike.device_count} and "
+            f"of {node.device_count}; give this entry a profile of its own"
         )
 
 

@@ -164,7 +164,10 @@ class RackSpec(Part):
 
 
 class NodeSpec(Part):
-    """One entry of `nodes:`, standing for `count` equal nodes."""
+    """One entry of `nodes:`, standing for `count` equal nodes.
+
+    Entries with the same `node_profile` are planned for as one kind of device, by their slowest.
+    """
 
     count: Count = 1
     type: str | None = None
@@ -174,6 +177,7 @@ class NodeSpec(Part):
     host: HostSpec | None = None
     rack: RackSpec | None = None
     source: str | None = None
+    node_profile: Annotated[str, Field(min_length=1, max_length=60)] | None = None
 
     @model_validator(mode="after")
     def _type_or_devices(self) -> NodeSpec:

@@ -1,6 +1,7 @@
 """From a Problem on several kinds of devices to one Problem for each kind.
 
-A kind is nodes that are equal. All that one device computes, keeps and exchanges with its like is
+A kind is nodes that are equal, or that the user groups (`node_profile` in the cluster file), of
+which the slowest counts. All that one device computes, keeps and exchanges with its like is
 judged by its kind's own Problem: its rates, its memory, its links. What unlike devices do together
 is judged by the whole Problem, in which the slowest counts.
 
@@ -11,12 +12,10 @@ differ, they share none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from typing_extensions import override
-
+from claw_plan.planner.mixed.alike import slowest_for_all
 from claw_plan.planner.mixed.plan import MixedRank
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.stage_streams import View
@@ -24,30 +23,6 @@ from claw_plan.profiles.cluster import Cluster, Node
 from claw_plan.profiles.cost import CostModel
 
 MakeCost = Callable[[Cluster], CostModel]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowestProblem(Problem):
-    """A Problem in which every rank is as slow as the slowest of the cluster, wherever it lies.
-
-    Bounds of its plans are as close as on equal devices; where each rank counts with its own nodes
-    they rest on the quickest, so that thousands of plans would have to be simulated.
-    """
-
-    @override
-    def among(self, nodes: Sequence[int]) -> Problem:
-        return self
-
-    @cached_property
-    @override
-    def quickest(self) -> Problem:
-        return self
-
-
-def slowest_for_all(problem: Problem) -> SlowestProblem:
-    """The same problem where the slowest counts for all."""
-    given = {each.name: getattr(problem, each.name) for each in fields(Problem) if each.init}
-    return SlowestProblem(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +76,7 @@ def kinds_of(problem: Problem, make_cost: MakeCost) -> tuple[Kind, ...]:
     nodes = problem.cluster.nodes
     alike: list[list[int]] = []
     for number, node in enumerate(nodes):
-        same = (group for group in alike if nodes[group[0]] is node or nodes[group[0]] == node)
-        group = next(same, None)
+        group = next((group for group in alike if _is_alike(nodes[group[0]], node)), None)
         if group is None:
             alike.append([number])
         else:
@@ -114,17 +88,23 @@ def kinds_of(problem: Problem, make_cost: MakeCost) -> tuple[Kind, ...]:
     )
 
 
+def _is_alike(one: Node, other: Node) -> bool:
+    if one.profile or other.profile:
+        return one.profile == other.profile
+    return one is other or one == other
+
+
 def _on(problem: Problem, group: list[int], make_cost: MakeCost) -> Problem:
     cluster = problem.cluster
     own = replace(cluster, nodes=tuple(cluster.nodes[number] for number in group))
-    return replace(problem, cluster=own, cost=make_cost(own))
+    return slowest_for_all(replace(problem, cluster=own, cost=make_cost(own)))
 
 
 def _names(nodes: list[Node]) -> list[str]:
-    """The node's type, with the device where types repeat, numbered where those do too."""
-    names = [node.type for node in nodes]
+    """The user's name or the node's type, with the device where types repeat, then numbered."""
+    names = [node.profile or node.type for node in nodes]
     if len(set(names)) < len(names):
-        names = [f"{node.device_count} x {node.device.name}" for node in nodes]
+        names = [node.profile or f"{node.device_count} x {node.device.name}" for node in nodes]
     return [
         name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
         for place, name in enumerate(names)

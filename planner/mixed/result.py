@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from claw_plan.planner.errors import InfeasiblePlan
-from claw_plan.planner.mixed.kinds import Kind, MixedProblem, kinds_of, slowest_for_all
+from claw_plan.planner.mixed.alike import kept_apart, slowest_for_all
+from claw_plan.planner.mixed.kinds import Kind, MixedProblem, kinds_of
 from claw_plan.planner.mixed.planning import MixedAnswer, plan_mixed, report_of
 from claw_plan.planner.mixed.score import MixedScored, MixedScorer
 from claw_plan.planner.mixed.writer import mixed_of_plan, write_mixed_plan
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import model_of_plan
-from claw_plan.planner.plan_writer import write_plan
+from claw_plan.planner.plan_writer import predict, write_plan
 from claw_plan.planner.planned import training_of_plan
 from claw_plan.planner.planning import (
     PlanningRequest,
@@ -31,7 +32,7 @@ from claw_plan.planner.planning import (
     simulate_plan,
 )
 from claw_plan.planner.posing import costs_of, pose_problem
-from claw_plan.planner.score import Scored
+from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.profiles.cluster import Cluster
@@ -46,22 +47,71 @@ ALIKE = "all divided alike"
 def plan_request(request: PlanningRequest) -> PlanningResult:
     """Plans a model. Raises InputError, TraceError, PlanError or InfeasiblePlan."""
     posed = pose(request)
-    is_plain = not (request.fix or request.baseline or request.search)
-    if posed.problem.cluster.is_uniform or not is_plain or request.objective != "step_time":
+    problem, make_cost = posed.problem, partial(_cost_of, posed.profile)
+    if problem.is_uniform:
         return make_plan(request, posed)
+    several = len(kinds_of(problem, make_cost)) > 1
+    apart = kept_apart(problem, request.fix) if several else problem
+    slowest = replace(posed, problem=slowest_for_all(apart))
+    options = _options(request)
+    if options or not several:
+        return _on_own_nodes(make_plan(request, slowest), posed, options if several else ())
     refused = ""
     alike: PlanningResult | None = None
     try:
-        alike = make_plan(request, replace(posed, problem=slowest_for_all(posed.problem)))
+        alike = _on_own_nodes(make_plan(request, slowest), posed)
     except InfeasiblePlan as error:
         refused = str(error)
     answer = plan_mixed(
-        posed.problem,
-        partial(_cost_of, posed.profile),
+        problem,
+        make_cost,
         known_ns=alike.best.step_time_ns if alike else None,
         time_limit_s=request.time_limit_s,
     )
     return _result(request, posed, alike, answer, refused)
+
+
+def _options(request: PlanningRequest) -> Sequence[str]:
+    """What was asked for that only plans for equal devices can answer."""
+    asked = {
+        "--fix": request.fix,
+        "--baseline": request.baseline,
+        "--search": request.search,
+        "--objective": request.objective != "step_time",
+    }
+    return [name for name, value in asked.items() if value]
+
+
+def _on_own_nodes(
+    result: PlanningResult, posed: Posed, options: Sequence[str] = ()
+) -> PlanningResult:
+    """A plan found as if every device were the slowest, scored with each rank where it lies."""
+    scorer = Scorer(posed.problem)
+
+    def again(scored: Scored) -> Scored:
+        return scorer.score(scored.candidate, scored.cuts)
+
+    best, given = again(result.best), result.given
+    if given is not None and given.scored is not None:
+        given = replace(given, scored=again(given.scored))
+    search, trainer = asdict(result.search), posed.problem.trainer
+    prediction = predict(best, posed.profile_name, search, trainer)
+    said = (
+        f"several kinds of devices: with {' and '.join(options)} only plans that divide all of "
+        "them alike are looked at, as fast as the slowest",
+    )
+    return replace(
+        result,
+        best=best,
+        plan=result.plan.model_copy(update={"prediction": prediction}),
+        alternatives=tuple(sorted(map(again, result.alternatives), key=lambda s: s.step_time_ns)),
+        baselines={
+            name: found if isinstance(found, str) else again(found)
+            for name, found in result.baselines.items()
+        },
+        given=given,
+        assumptions=(*(said if options else ()), *result.assumptions),
+    )
 
 
 def _cost_of(profile: Profile | None, cluster: Cluster) -> CostModel:

@@ -361,3 +361,30 @@ def test_hosts_on_one_machine_say_so_and_are_of_one_kind() -> None:
     again = cluster_from_mapping(cluster.text, "plan")
     assert [node.machine for node in again.nodes] == list(names)
     assert cluster.is_uniform
+
+
+def test_nodes_are_grouped_by_hand(tmp_path: Path) -> None:
+    cluster = load(
+        tmp_path,
+        "nodes:\n- {type: dgx-a100-80gb, node_profile: big}\n"
+        "- {type: dgx-h100, node_profile: big, count: 2}\n- {type: dgx-h100}\n",
+    )
+    assert [node.profile for node in cluster.nodes] == ["big", "big", "big", ""]
+    assert cluster.nodes[1] == cluster.nodes[3]  # a profile changes nothing of a node
+    again = cluster_from_mapping(cluster.text, "plan.yaml: cluster")
+    assert [node.profile for node in again.nodes] == ["big", "big", "big", ""]
+
+
+@pytest.mark.parametrize(
+    "entry, message",
+    [
+        ("{type: p4d.24xlarge, node_profile: ''}", "node_profile"),
+        ("{type: dgx-h100, node_profile: 7}", "node_profile"),
+        ("{devices: {type: rtx-4090, count: 4}, nics: {type: ib-ndr}, node_profile: big}", "of 4"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(tmp_path: Path, entry: str, message: str) -> None:
+    text = f"nodes:\n- {{type: dgx-a100-80gb, node_profile: big}}\n- {entry}\n"
+    with pytest.raises(InputError, match=message) as caught:
+        load(tmp_path, text)
+    assert "\n" not in str(caught.value)
