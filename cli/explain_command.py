@@ -83,6 +83,7 @@ def explanation_object(found: Explanation) -> dict[str, Any]:
         "link": binding.link or None,
         "fullest_stage": {"stage": binding.stage, "of_usable": binding.fullest},
         "neighbours": [_neighbour_object(each) for each in found.neighbours],
+        "tensor_parallel": list(found.splits),
         "what_ifs": [_what_if_object(each) for each in found.what_ifs],
         "against": _against_object(found.against) if found.against else None,
     }
@@ -128,6 +129,8 @@ def print_explanation(found: Explanation, console: Console | None = None) -> Non
     console.print(Text(f"{found.name}: {scored.candidate.short()}", style="bold green"))
     console.print(Text(f"{format_ns(scored.step_time_ns)} a step"))
     section(console, "What binds (critical path)", *_binding(found))
+    if found.splits:
+        section(console, "What tensor parallelism divides", *map(Text, found.splits))
     section(console, "One knob changed alone (re-scored)", _neighbour_table(found))
     if found.what_ifs:
         section(console, "What hardware would buy (planned anew)", _what_if_table(found.what_ifs))

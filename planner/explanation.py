@@ -11,9 +11,11 @@ from pathlib import Path
 
 from claw_plan.planner.binding import Binding, binding_of, difference
 from claw_plan.planner.neighbours import Neighbour, neighbours
+from claw_plan.planner.plan_check import model_of_plan
 from claw_plan.planner.planned import Planned, open_planned
 from claw_plan.planner.posing import Progress
 from claw_plan.planner.score import Scored
+from claw_plan.planner.split_report import split_lines
 from claw_plan.planner.what_if import WhatIf, what_ifs
 from claw_plan.profiles.profile import Profile, load_profile
 
@@ -29,7 +31,9 @@ class Against:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a plan is what it is. `neighbours` come fastest first, those that cannot run last."""
+    """Why a plan is what it is. `neighbours` come fastest first, those that cannot run last;
+    `splits` say what tensor parallelism divides in each kind of block.
+    """
 
     name: str
     scored: Scored
@@ -37,6 +41,7 @@ class Explanation:
     neighbours: tuple[Neighbour, ...]
     what_ifs: tuple[WhatIf, ...]
     against: Against | None
+    splits: tuple[str, ...] = ()
 
 
 def explain(
@@ -67,6 +72,7 @@ def explain(
         neighbours=tuple(sorted(around, key=_order)),
         what_ifs=tuple(what_ifs(planned, measured, time_limit_s)) if replan else (),
         against=_against(scored, against, measured, memory_headroom) if against else None,
+        splits=split_lines(model_of_plan(planned.plan, path), planned.problem, planned.candidate),
     )
 
 

@@ -123,7 +123,7 @@ def _attention(op: FlowOp, taken: Shapes, made: Shapes) -> list[Axis]:
     """Heads; grouped keys and values divide with them, one head for all is needed whole."""
     q, k = taken[0], taken[1]
     kv = 1 if k[1] > 1 else SHARE
-    mask = ()
+    mask: tuple[int, ...] = ()
     if len(taken) > 3:
         offset = len(taken[3]) - 3
         mask = (offset if offset >= 0 and taken[3][offset] == q[1] else SHARE,)

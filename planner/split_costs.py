@@ -77,10 +77,9 @@ class SplitCosts:
 def _share_of_bytes(graph: SplitGraph, states: list[tuple[int, State]], degree: int) -> Fraction:
     """The part of its tensors' bytes that a rank's kernel sees."""
     whole = sum(graph.tensors[number].num_bytes for number, _ in states)
-    local = sum(
-        Fraction(graph.tensors[number].num_bytes, degree if state.kind == "cut" else 1)
-        for number, state in states
-    )
+    local = Fraction(0)
+    for number, state in states:
+        local += Fraction(graph.tensors[number].num_bytes, degree if state.kind == "cut" else 1)
     return local / whole if whole else Fraction(1)
 
 

@@ -69,6 +69,11 @@ class SplitGraph:
     hidden: int
     result: int
 
+    def signature(self) -> tuple[object, ...]:
+        """Equal for blocks that compute the same on tensors of the same shapes."""
+        shapes = tuple((tensor.shape, tensor.parameter) for tensor in self.tensors)
+        return tuple((op.name, op.inputs, op.outputs) for op in self.ops), shapes
+
     def sources(self) -> list[int]:
         """Tensors that operators take and none makes, in order of their first use."""
         made = {tensor for op in self.ops for tensor in op.outputs}

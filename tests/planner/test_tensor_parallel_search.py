@@ -220,6 +220,20 @@ def test_odd_heads_stay_whole_beside_heavier_modules_that_halve():
     }
 
 
+def test_a_degree_that_divides_columns_and_not_heads_divides_the_columns():
+    """As of GPT-2 small, 12 heads and 3072 columns over 8 ranks."""
+    finding = found(Encoder(heads=6), Encoder(heads=6))
+    assert finding.tp_divides == 6 and finding.partial.keys() == {4, 8}
+    linears = [rule.module for rule in finding.partial[8] if rule.style != "region"]
+    assert linears == ["wide", "narrow"]
+    assert finding.by_block(8)["layers.1"] == finding.partial[8]
+    assert finding.by_block(2) == finding.by_block()
+
+
+def test_no_degree_is_partial_where_all_divide():
+    assert found(Encoder(heads=8)).partial == {}
+
+
 class Wrapped(nn.Module):
     """A block whose linears stand in a module of their own; `mix` runs outside of it."""
 

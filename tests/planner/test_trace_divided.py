@@ -8,6 +8,7 @@ import torch
 
 from claw_plan.planner.graph import PLAIN, SEQUENCE, TENSOR, Amount, Exchange, ModelGraph, Op
 from claw_plan.planner.model_source import load_model
+from claw_plan.planner.shards import local_numel
 from claw_plan.planner.trace import trace
 
 ROOT = Path(__file__).parents[2]
@@ -337,3 +338,24 @@ def test_rules_name_the_structures_of_their_own_blocks(tmp_path: Path) -> None:
         letter = "ab"[int(unit.name[-1])]
         assert own == {f"{letter}.0", f"{letter}.2"}, unit
     assert graph.tp_divides == 16 and graph.cut_refused.keys() >= set(range(2, 11))
+
+
+def test_a_degree_that_divides_only_the_mlp_has_costs_of_its_own(gpt: ModelGraph) -> None:
+    """6 heads and 192 columns: at 4 one all-reduce a block, and attention as it is undivided."""
+    assert gpt.partial.keys() == {4, 8} and gpt.takes_tp(4) and not gpt.takes_tp(5)
+    assert {rule.module for rule in gpt.rules_at(4)} == {"mlp", "mlp.c_fc", "mlp.c_proj"}
+    assert gpt.rules_at(2) == gpt.tensor_parallel
+    cost = gpt.cost(2, TENSOR, 4)
+    moved = [op.bytes.at(3, 4) for op in cost.forward if isinstance(op, Exchange)]
+    assert moved == [3 * HIDDEN]
+    (attention,) = (op for op in cost.forward if isinstance(op, Op) and op.kind == "attention")
+    assert [dim.at(5, 4) for dim in attention.dims] == [5, 6, 6, SEQ, SEQ, DIM // 6, 1]
+    # c_attn and c_proj hold 4 of 12 parts of a block's weights, fc and proj 8: 4 + 8/4 of 12.
+    by_name = {parameter.name: parameter for parameter in gpt.parameters}
+    weights = [
+        by_name[f"transformer.h.1.{name}.weight"]
+        for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    ]
+    assert sum(local_numel(weight, 4) for weight in weights) == (4 + 2) * DIM * DIM
+    assert sum(local_numel(weight, 2) for weight in weights) == 6 * DIM * DIM
+    assert [weight.dim_at(4) for weight in weights] == [None, None, 0, 1]
