@@ -3,7 +3,7 @@
 With a = the largest magnitude of a block and B elements in it, the error of an element is at most
 
     int8, int4   half a step: a/(2·127) and a/(2·7); a whole step at random rounding
-    fp8 e4m3     2^-4 |x| or, of small ones, 2^-18 a; e5m2 2^-3 |x| or 2^-32 a
+    fp8 e4m3     2^-4 |x| or, of small ones, 2^-17 a; e5m2 2^-3 |x| or 2^-31 a
 
 and so, as the largest itself is exact in the integer formats,
 
@@ -129,7 +129,7 @@ class Fp8Blocks(Codec):
     def contraction(self) -> float | None:
         """Half an ulp of each, and half of the least step for those below the normal numbers."""
         form = self._form
-        least = 2.0 ** (-form.bias - form.mantissa_bits - form.largest_exponent)
+        least = 2.0 ** (1 - form.bias - form.mantissa_bits - form.largest_exponent)
         return float(4.0 ** -(form.mantissa_bits + 1) + self.block * least**2)
 
     @property

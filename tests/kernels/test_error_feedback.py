@@ -8,7 +8,16 @@ import torch
 from claw_plan.kernels.codec import CodecError, codec_of
 from claw_plan.kernels.error_feedback import ErrorFeedback
 
-TEXTS = ("one_bit", "one_bit:l2", "top_k:0.05", "threshold:1.5", "fp16")
+TEXTS = (
+    "one_bit",
+    "one_bit:l2",
+    "top_k:0.05",
+    "threshold:1.5",
+    "fp16",
+    "fp8",
+    "int8",
+    "int4:16,stochastic",
+)
 
 
 @pytest.mark.parametrize("text", TEXTS)
