@@ -110,6 +110,13 @@ PLANNING_OPTIONS = (
         help="Pins knobs, as in tp=2,pp=2,schedule=1F1B; the others are searched.",
     ),
     click.option(
+        "--codecs",
+        default="",
+        metavar="CODEC,…",
+        help="Codecs that may encode replicas' gradients, as in one_bit,int8, or all. They change "
+        "what is trained (docs/communication.md).",
+    ),
+    click.option(
         "--baseline",
         type=FILE,
         metavar="FILE",

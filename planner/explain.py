@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.compression import compression_said
 from claw_plan.planner.errors import InfeasiblePlan
 from claw_plan.planner.group_table import GroupTable
 from claw_plan.planner.levers import levers
@@ -54,6 +55,7 @@ def reasons(scorer: Scorer, found: Searched, best: Scored) -> Iterator[str]:
         )
     if left_out := found.space.left_out():
         yield f"{left_out}; {_closer(found, found.closer)}" if found.closer else left_out
+    yield from compression_said(scorer, best)
     yield binds(best)
 
 

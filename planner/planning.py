@@ -15,6 +15,7 @@ from claw_plan.planner.baseline import Baseline, baseline_of, training_of
 from claw_plan.planner.baselines.recognise import read_setting
 from claw_plan.planner.baselines.setting import Setting
 from claw_plan.planner.bucket_choice import with_planned_buckets
+from claw_plan.planner.candidate import BUCKET_BYTES
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.explain import binds, infeasible, infeasible_message, reasons
 from claw_plan.planner.graph import ModelGraph
@@ -35,10 +36,12 @@ from claw_plan.planner.planned import open_planned
 from claw_plan.planner.posing import Progress, pose_problem
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.refine import SearchSettings, refine
+from claw_plan.planner.samplers import check_storage
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import Choice, Searched, search_closer, search_space
 from claw_plan.planner.space import Space
+from claw_plan.planner.supported import codecs_named
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import load_cluster
 from claw_plan.profiles.profile import Profile, load_profile
@@ -76,6 +79,7 @@ class PlanningRequest:
     search: str | None = None
     storage: str | None = None
     policy: Path | None = None
+    codecs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +120,8 @@ def pose(request: PlanningRequest) -> Posed:
     say = request.progress or (lambda what, done: None)
     cluster = load_cluster(request.cluster)
     check_pinned(request.fix, cluster)
+    check_storage(request.storage)
+    codecs_named(request.codecs)
     setting = read_setting(request.baseline) if request.baseline else None
     say("loading the model", 0.0)
     model = load_model(request.model, build=request.build, inputs=request.inputs)
@@ -142,7 +148,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     if request.objective == MEMORY:
         problem = least_memory(problem, request.fix)
     scorer = Scorer(problem)
-    space = Space(problem, request.fix)
+    space = Space(problem, request.fix, codecs_named(request.codecs))
     objective = objective_of(request.objective, scorer, space, request.steps)
     say("scoring the baselines", 0.2)
     plain = _baselines(scorer, request.fix)
@@ -330,12 +336,16 @@ def _find_profile(given: Path | None, text: str, cluster: Cluster) -> tuple[Prof
 
 
 def _baselines(scorer: Scorer, fix: Mapping[str, Any]) -> dict[str, Choice | str]:
-    """Plain FSDP and DDP over all devices, each at its best microbatch and recompute."""
+    """Plain FSDP and DDP over all devices, each at its best microbatch and recompute.
+
+    DDP as it comes: its own buckets, averaged by the library.
+    """
     devices = scorer.problem.cluster.num_devices
+    usual = {"bucket_bytes": BUCKET_BYTES, "collective": "auto"}
     free = {knob: fix[knob] for knob in ("microbatch_size", "recompute") if knob in fix}
     plain = {
         "FSDP": {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": devices},
-        "DDP": {"pp": 1, "tp": 1, "dp_shard": 1, "dp_replicate": devices},
+        "DDP": {"pp": 1, "tp": 1, "dp_shard": 1, "dp_replicate": devices, **usual},
     }
     return {name: _baseline(scorer, {**knobs, **free}) for name, knobs in plain.items()}
 

@@ -137,6 +137,23 @@ def anneal(evaluations: Evaluations, seed: int) -> None:
             at, cost = near, new
 
 
+def check_storage(storage: str | None) -> None:
+    """Raises PlanError for what no study can be kept in; before anything is searched."""
+    if storage is None:
+        return
+    kind, is_url, rest = storage.partition(":///")
+    path = Path(rest if is_url else storage).absolute()
+    if "://" in storage and kind != "sqlite":
+        raise PlanError(f"--storage {storage}: give a file, or a database as sqlite:///study.db")
+    if not path.parent.is_dir():
+        raise PlanError(
+            f"--storage {storage}: there is no folder {str(path.parent)!r}; make it, or name a "
+            "file in one that is there"
+        )
+    if path.is_dir():
+        raise PlanError(f"--storage {storage}: that is a folder; name a file in it")
+
+
 def _moved(at: Int, sizes: Int, rng: np.random.Generator) -> Int:
     """A neighbour."""
     near = at.copy()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from claw_plan.planner.choices import Assignment, Choices, Evaluations
-from claw_plan.planner.errors import PlanError
+from claw_plan.planner.samplers import check_storage
 
 MISSING = "missing_bytes"
 """The constraint's name, and the attribute's by which a resumed study knows what fits."""
@@ -119,12 +118,7 @@ def _storage(storage: str | None) -> optuna.storages.BaseStorage | None:
     """A database by its URL, else a journal in a file."""
     if storage is None:
         return None
-    kind, is_url, rest = storage.partition(":///")
-    path = Path(rest if is_url else storage)
-    if "://" in storage and kind != "sqlite":
-        raise PlanError(f"--storage {storage}: give a file, or a database as sqlite:///study.db")
-    if not path.absolute().parent.is_dir():
-        raise PlanError(f"--storage {storage}: there is no folder {str(path.absolute().parent)!r}")
-    if is_url:
+    check_storage(storage)
+    if ":///" in storage:
         return optuna.storages.get_storage(storage)
-    return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+    return optuna.storages.JournalStorage(JournalFileBackend(storage))

@@ -8,7 +8,7 @@ import pytest
 from claw_plan.cli import options
 from claw_plan.planner.choices import Scores
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.samplers import SEARCHERS, search_choices
+from claw_plan.planner.samplers import SEARCHERS, check_storage, search_choices
 
 SAMPLERS = [name for name in SEARCHERS if name != "exhaustive"]
 
@@ -106,3 +106,17 @@ def test_what_does_not_go_together_is_refused(settings, why):
 
 def test_the_command_line_offers_the_searchers():
     assert options.SEARCHERS == SEARCHERS
+
+
+def test_a_study_is_kept_where_a_file_can_be_made(tmp_path):
+    check_storage(None)
+    check_storage(str(tmp_path / "study.log"))
+    check_storage(f"sqlite:///{tmp_path / 'study.db'}")
+    for storage, said in (
+        (str(tmp_path / "no" / "study.log"), "there is no folder"),
+        (f"sqlite:///{tmp_path}/no/study.db", "there is no folder"),
+        ("mysql://host/db", "give a file, or a database as sqlite"),
+        (str(tmp_path), "that is a folder"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            check_storage(storage)
