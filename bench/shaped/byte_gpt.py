@@ -1,7 +1,7 @@
-"""A GPT over bytes that looks up hashed pairs, triples and quadruples of bytes in large tables.
+"""A GPT over bytes that also looks up the hashed three to eight bytes up to each in tables.
 
-About ten million parameters, two thirds of them in tables. Byte-level models widen what a
-position sees so (Pagnoni et al. 2024, Byte Latent Transformer, arXiv 2412.09871, section 3.2.1).
+Ten million parameters, two thirds of them in tables. Byte-level models widen what a position sees
+so (Pagnoni et al. 2024, Byte Latent Transformer, arXiv 2412.09871, section 3.2.1).
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 BYTES = 256
-FACTORS = (0, 7919, 104729, 1299709)
-"""Primes that hash the bytes before the own one."""
+FACTORS = (31, 7919, 104729, 1299709, 15485863, 179424673, 2038074743)
+"""Primes, for the hash of each byte before the own one."""
+
+SHORTEST = 3
+"""Bytes of the shortest run that has a table."""
 
 
 @dataclass
@@ -23,7 +26,7 @@ class Config:
     layers: int = 4
     heads: int = 4
     width: int = 256
-    rows: int = 8704
+    rows: int = 4349
 
 
 class Block(nn.Module):
@@ -53,9 +56,8 @@ class ByteGPT(nn.Module):
         self.rows = config.rows
         self.own = nn.Embedding(BYTES, config.width)
         self.places = nn.Embedding(config.context, config.width)
-        self.pairs, self.triples, self.quadruples = (
-            nn.Embedding(config.rows, config.width) for _ in range(3)
-        )
+        runs = range(SHORTEST, len(FACTORS) + 2)
+        self.tables = nn.ModuleList(nn.Embedding(config.rows, config.width) for _ in runs)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, BYTES, bias=False)
@@ -63,10 +65,10 @@ class ByteGPT(nn.Module):
     def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.own(idx) + self.places(torch.arange(idx.size(1), device=idx.device))
         hashed = idx
-        for distance, table in enumerate((self.pairs, self.triples, self.quadruples), 1):
-            before = F.pad(idx, (distance, 0))[:, : idx.size(1)]
-            hashed = hashed + before * FACTORS[distance]
-            x = x + table(hashed % self.rows)
+        for distance, factor in enumerate(FACTORS, 1):
+            hashed = hashed + F.pad(idx, (distance, 0))[:, : idx.size(1)] * factor
+            if distance + 1 >= SHORTEST:
+                x = x + self.tables[distance + 1 - SHORTEST](hashed % self.rows)
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))

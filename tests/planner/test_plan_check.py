@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_check import check_against_model, check_plan, model_of_plan
@@ -98,7 +99,7 @@ def test_buckets_hold_the_models_parameters_once_each(toys):
     plan = edited(["model", "parameters"], graph.num_parameters)
     plan = plan.model_copy(update={"tied": []})
     check_against_model(graph, Candidate(dp_replicate=2, buckets=(3, 1)), plan)
-    with pytest.raises(PlanError, match="the 4 trained parameters once each, but .* hold 5"):
+    with pytest.raises(PlanError, match=r"the 4 trained parameters once each, but .* hold 5"):
         check_against_model(graph, Candidate(dp_replicate=2, buckets=(3, 2)), plan)
 
 
