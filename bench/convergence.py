@@ -11,7 +11,8 @@ share the processes, each on a thread with a group of its own, so that one compu
 wait for their peers; what a run computes does not depend on its neighbours.
 
 Run: OMP_NUM_THREADS=1 python bench/convergence.py RESULTS.json [--methods adam,one_bit_adam]
-     [--seeds 0,1,2] [--steps 2000] [--wave 9] [--write docs/compressed_training.md]
+     [--seeds 0,1,2] [--steps 2000] [--wave 9]
+     python bench/convergence.py RESULTS.json --write docs/compressed_training.md
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +36,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
+from convergence_methods import LEARNING_RATE, METHODS
 
-from claw_plan.executor.communication.group_mean import GroupMean
-from claw_plan.executor.communication.hooks import compress_gradients
-from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
-from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
 from claw_plan.executor.traffic import TrafficCounter
-from claw_plan.kernels.codec import codec_of
 from claw_plan.profiles.files import write_atomic
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -52,102 +47,14 @@ from gpt import GPT, GPTConfig
 RANKS, ROWS, SEQ_LEN = 4, 4, 64
 """Ranks, and each one's samples a step."""
 
-LEARNING_RATE, RAMP_STEPS, LAST_RATE = 3e-3, 100, 0.1
-WARMUP_SHARE = 0.15
-"""How much of the steps goes before variances are frozen."""
+RAMP_STEPS, LAST_RATE = 100, 0.1
+"""Steps of linear warm-up, and what of the learning rate is left at the end."""
 
 EVALUATIONS, EVALUATION_EVERY, EVALUATION_ROWS = 5, 20, 64
 """Evaluations that count, steps between them, and rows of each on each rank."""
 
 SENT_SHARE = {"all_reduce": 2.0, "all_gather": 1.0, "all_to_all": 1.0, "broadcast": 1.0}
 """What a rank sends of a full buffer, in units of (n - 1) / n: the ring's and the direct ways'."""
-
-Trained = tuple[nn.Module, torch.optim.Optimizer]
-Make = Callable[[nn.Module, dist.ProcessGroup, int], Trained]
-"""The model, the ranks that train it, the number of steps; to what wraps it and its optimizer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """A way to train."""
-
-    title: str
-    make: Make
-
-
-def replicas(net: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
-    return DistributedDataParallel(net, process_group=group)
-
-
-def adam_w(net: nn.Module) -> torch.optim.AdamW:
-    return torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE)
-
-
-def adam(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
-    model = replicas(net, group)
-    compress_gradients(model, GroupMean(group, codec_of("none")))
-    return model, adam_w(net)
-
-
-def momentum(codec: str, **options: Any) -> Make:
-    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
-        model, warmup = replicas(net, group), round(WARMUP_SHARE * steps)
-        optimizer = OneBitAdam(
-            net.parameters(), lr=LEARNING_RATE, codec=codec, warmup_steps=warmup, group=group,
-            **options,
-        )  # fmt: skip
-        optimizer.attach(model)
-        return model, optimizer
-
-    return make
-
-
-def zero_one(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
-    model, warmup = replicas(net, group), round(WARMUP_SHARE * steps)
-    optimizer = ZeroOneAdam(
-        net.parameters(), lr=LEARNING_RATE, warmup_steps=warmup, group=group, longest_away=4
-    )
-    optimizer.attach(model)
-    return model, optimizer
-
-
-def gradients(codec: str) -> Make:
-    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
-        model = replicas(net, group)
-        compress_gradients(model, GroupMean(group, codec_of(codec)))
-        return model, adam_w(net)
-
-    return make
-
-
-def torch_power_sgd(rank: int) -> Make:
-    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
-        model, start = replicas(net, group), max(2, round(WARMUP_SHARE * steps))
-        state = PowerSGDState(
-            group, matrix_approximation_rank=rank, start_powerSGD_iter=start,
-            min_compression_rate=1,
-        )  # fmt: skip
-        model.register_comm_hook(state, powerSGD_hook)
-        return model, adam_w(net)
-
-    return make
-
-
-METHODS = {
-    "adam": Method(title="AdamW", make=adam),
-    "one_bit_adam": Method(title="1-bit Adam", make=momentum("one_bit")),
-    "zero_one_adam": Method(title="0/1 Adam, at most 4 steps apart", make=zero_one),
-    "one_bit_adam_article": Method(
-        title="1-bit Adam, momentum as it is", make=momentum("one_bit", preconditioned=False)
-    ),
-    "torch_power_sgd": Method(title="PowerSGD, rank 4, torch's hook", make=torch_power_sgd(4)),
-    "top_k_momentum": Method(title="top-k .1 % of the momentum", make=momentum("top_k:0.001")),
-    "int8": Method(title="int8 gradients", make=gradients("int8")),
-    "fp8": Method(title="fp8 gradients", make=gradients("fp8")),
-    "int4": Method(title="int4 gradients", make=gradients("int4")),
-    "one_bit_gradients": Method(title="1-bit gradients", make=gradients("one_bit")),
-    "top_k_gradients": Method(title="top-k .1 % of gradients", make=gradients("top_k:0.001")),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +180,48 @@ def train_on_rank(
     dist.destroy_process_group()
 
 
+def table_of(known: dict[str, dict[str, Any]], steps: int) -> str:
+    """One row for each method that has been run, in the order of METHODS."""
+    lines = [
+        "| method | seeds | final loss | gap to AdamW, same seeds | MB sent by a rank | fewer | "
+        "fewer in its last step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in METHODS}
+    for key, found in known.items():
+        name, seed, ran = key.split(" ")
+        if int(ran) == steps and name in runs:
+            runs[name][int(seed)] = found
+    whole = runs["adam"]
+    for name, by_seed in runs.items():
+        seeds = sorted(by_seed.keys() & whole.keys())
+        if seeds:
+            lines.append(_row(METHODS[name].title, [(by_seed[s], whole[s]) for s in seeds]))
+    return "\n".join(lines)
+
+
+def _row(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    losses = [own["loss"] for own, _ in pairs]
+    gap = statistics.mean(losses) / statistics.mean(whole["loss"] for _, whole in pairs) - 1
+    own, whole = pairs[0]
+    last = own["last_step_sent_bytes"]
+    fewer_last = f"{whole['last_step_sent_bytes'] / last:.1f}" if last else "nothing sent"
+    spread = f" ({min(losses):.4f} to {max(losses):.4f})" if len(losses) > 1 else ""
+    return (
+        f"| {title} | {len(pairs)} | {statistics.mean(losses):.4f}{spread} | {gap:+.2%} | "
+        f"{own['sent_bytes'] / 1e6:.1f} | {whole['sent_bytes'] / own['sent_bytes']:.2f} | "
+        f"{fewer_last} |"
+    )
+
+
+def write_table(target: Path, table: str) -> None:
+    """Puts the table between the page's marks."""
+    text = target.read_text()
+    head, _, rest = text.partition("<!-- losses -->")
+    _, _, tail = rest.partition("<!-- /losses -->")
+    write_atomic(target, f"{head}<!-- losses -->\n{table}\n<!-- /losses -->{tail}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
@@ -280,6 +229,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--wave", type=int, default=9)
+    parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     known = json.loads(options.results.read_text()) if options.results.exists() else {}
     runs = [
@@ -288,6 +238,13 @@ def main() -> None:
         for name in options.methods.split(",")
         if f"{name} {seed} {options.steps}" not in known
     ]
+    if options.write is None:
+        sys.exit(train_all(runs, options))
+    write_table(options.write, table_of(known, options.steps))
+
+
+def train_all(runs: Sequence[tuple[str, int]], options: argparse.Namespace) -> int:
+    """Starts the ranks; their worst exit code."""
     waves = [runs[first : first + options.wave] for first in range(0, len(runs), options.wave)]
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
@@ -301,7 +258,7 @@ def main() -> None:
             process.start()
         for process in ranks:
             process.join()
-    sys.exit(max(process.exitcode or 0 for process in ranks))
+    return max(process.exitcode or 0 for process in ranks)
 
 
 if __name__ == "__main__":

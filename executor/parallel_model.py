@@ -212,6 +212,7 @@ def compile_plan(
     first = next(iter(held.stages.values()))
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
     trainable = [p for p in held.parameters.values() if p.requires_grad]
+    make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
     make = partial(make_optimizer, plan.training, loaded)
     if sends_momentum(plan, loaded):
         make = partial(momentum_optimizer, plan, mesh)
@@ -285,7 +286,7 @@ def _make_accumulation(compiled: ParallelModel, *, replicates: bool) -> None:
             compiled.mesh,
             knobs.bucket_bytes,
             buckets=knobs.buckets,
-            mean=compiled.exchange and compiled.exchange.mean,
+            mean=None if compiled.exchange is None else compiled.exchange.mean,
             finds_unreached=bool(compiled.unreached),
         )
     compiled.schedule = partial(

@@ -9,7 +9,7 @@ optimizers that compress something else have a `Mean` of their own.
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor.communication.group_mean import GroupMean
@@ -20,15 +20,20 @@ Mean = Callable[[int, torch.Tensor], torch.Tensor]
 def attach(model: DistributedDataParallel, mean: Mean) -> None:
     """Lets `mean` say what the buckets of a model become; they change after its first backward."""
 
-    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        flat = bucket.buffer()
-        devices = None if flat.device.type == "cpu" else [flat.device]
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    def hook(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         with torch.no_grad():
-            done.set_result(mean(bucket.index(), flat))
-        return done
+            return arrived(mean(bucket.index(), bucket.buffer()))
 
     model.register_comm_hook(None, hook)
+
+
+def arrived(flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """What a hook answers with when its bucket is there already, or is on its stream."""
+    devices: list[int | str | torch.device] | None
+    devices = None if flat.device.type == "cpu" else [flat.device]
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    done.set_result(flat)
+    return done
 
 
 class GradientMean:

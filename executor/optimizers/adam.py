@@ -18,9 +18,10 @@ import torch.distributed as dist
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.optimizers.compressed import CompressedOptimizer, Parameters
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
+from claw_plan.executor.optimizers.power_sgd_adam import PowerSgdAdam
 from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
 
-ONE_BIT, ZERO_ONE = "1bit", "0/1"
+ONE_BIT, ZERO_ONE, LOW_RANK = "1bit", "0/1", "low_rank"
 
 
 def Adam(  # noqa: N802  # called like the class of torch that it stands for
@@ -38,9 +39,10 @@ def Adam(  # noqa: N802  # called like the class of torch that it stands for
 ) -> torch.optim.AdamW | CompressedOptimizer:
     """Torch's AdamW, or with `compress` one whose ranks exchange compressed momentum.
 
-    `compression` is '1bit' (1-bit Adam), '0/1' (0/1 Adam), or a codec of the momentum such as
-    'top_k:0.001'. `warmup_steps` first steps exchange whole gradients. Weights decay apart from
-    the gradient; without decay AdamW is Adam. `group` are the replicas, None: all ranks.
+    `compression` is '1bit' (1-bit Adam), '0/1' (0/1 Adam), 'low_rank:4' (PowerSGD of rank 4), or
+    a codec of the momentum such as 'top_k:0.001'. `warmup_steps` first steps exchange whole
+    gradients. Weights decay apart from the gradient; without decay AdamW is Adam. `group` are the
+    replicas, None: all ranks.
 
     Raises ExecutionError for parameters that are sharded, ranks with other parameters, and a
     warm-up that is not given.
@@ -52,9 +54,21 @@ def Adam(  # noqa: N802  # called like the class of torch that it stands for
             "compress=True needs warmup_steps, the first steps that exchange whole gradients: "
             "15 to 25 % of all steps"
         )
+    if compression.partition(":")[0] == LOW_RANK:
+        options |= {"rank": _rank_of(compression), "warmup_steps": warmup_steps, "group": group}
+        return PowerSgdAdam(params, lr, betas, eps, weight_decay, **options)
     kind = ZeroOneAdam if compression == ZERO_ONE else OneBitAdam
     codec = "one_bit" if compression in (ONE_BIT, ZERO_ONE) else compression
     return kind(
         params, lr, betas, eps, weight_decay,
         codec=codec, warmup_steps=warmup_steps, group=group, **options,
     )  # fmt: skip
+
+
+def _rank_of(compression: str) -> int:
+    _, _, rank = compression.partition(":")
+    if not rank.isdigit() or int(rank) < 1:
+        raise ExecutionError(
+            f"compression={compression!r}: say of which rank, at least 1, as in 'low_rank:4'"
+        )
+    return int(rank)

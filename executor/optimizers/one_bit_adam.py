@@ -62,20 +62,29 @@ class OneBitAdam(CompressedOptimizer):
             self._step_bucket(group, bucket)
 
     def _step_bucket(self, group: dict[str, Any], bucket: Bucket) -> None:
-        """The mean of all ranks' momentum, and the step along it."""
+        beta1, _ = group["betas"]
+        step = self._exchange_momentum(group, bucket)
+        decay_and_move(group, bucket, step, 1 - beta1 ** (self.steps_done + 1))
+        for parameter in bucket.parameters:
+            self.state[parameter]["step"] += 1
+
+    def _exchange_momentum(self, group: dict[str, Any], bucket: Bucket) -> torch.Tensor:
+        """Makes the momentum the mean of all ranks'; the step along it, before bias correction."""
         beta1, _ = group["betas"]
         momentum = self.momentum(bucket)
         own = bucket.flat(momentum).lerp_(bucket.flat(gradients(bucket)), 1 - beta1)
         rate = self._rate(group, bucket)
         if self.preconditioned:
             own *= rate
-        mean = bucket.unpacked(self.means.compressed(bucket.key, bucket.packed(own)))
+        mean = self.mean_of_step(bucket, own)
         step = mean if self.preconditioned else mean * rate
         moved = mean / rate.where(rate > 0, 1) if self.preconditioned else mean
         torch._foreach_copy_(momentum, bucket.split(moved))
-        decay_and_move(group, bucket, step, 1 - beta1 ** (self.steps_done + 1))
-        for parameter in bucket.parameters:
-            self.state[parameter]["step"] += 1
+        return step
+
+    def mean_of_step(self, bucket: Bucket, own: torch.Tensor) -> torch.Tensor:
+        """The mean over all ranks of what travels, zero for elements that do not."""
+        return bucket.unpacked(self.means.compressed(bucket.key, bucket.packed(own)))
 
     def momentum(self, bucket: Bucket) -> list[torch.Tensor]:
         """The parameters' first moments."""
@@ -143,7 +152,7 @@ def decay_and_move(
     group: dict[str, Any], bucket: Bucket, step: torch.Tensor, bias_correction: float
 ) -> None:
     """Lets the weights decay, then moves them against `step`, as AdamW does."""
-    parameters = list(bucket.parameters)
+    parameters: list[torch.Tensor] = list(bucket.parameters)
     torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
     rate = -group["lr"] / bias_correction
     torch._foreach_add_(parameters, bucket.split(step), alpha=rate)

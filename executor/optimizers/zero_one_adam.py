@@ -127,7 +127,8 @@ class ZeroOneAdam(OneBitAdam):
     ) -> None:
         beta1, _ = group["betas"]
         self.means.feedback.pop(f"{bucket.key}.gradients", None)  # of gradients, not of steps
-        rate, parameters = self._rate(group, bucket), list(bucket.parameters)
+        parameters: list[torch.Tensor] = list(bucket.parameters)
+        rate = self._rate(group, bucket)
         own = bucket.flat(momentum).lerp_(bucket.flat(gradients(bucket)), 1 - beta1)
         away = self._away.get(bucket.key)
         if away is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 RANK = Path(__file__).with_name("rank_group.py")
 
@@ -27,3 +28,18 @@ def on_four_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
     ]
     assert [rank.wait(timeout=280) for rank in ranks] == [0] * 4
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(4)]
+
+
+@pytest.fixture(scope="session")
+def hooked(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each case of `rank_hooks.py` found on each of three ranks."""
+    folder, program = tmp_path_factory.mktemp("hooks"), RANK.with_name("rank_hooks.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program), str(rank), "3", str(folder)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(3)
+    ]
+    assert [rank.wait(timeout=280) for rank in ranks] == [0] * 3
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(3)]

@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor.communication.group_mean import GroupMean
 from claw_plan.executor.communication.hooks import compress_gradients
+from claw_plan.executor.communication.power_sgd import LowRankMean, attach_power_sgd
+from claw_plan.executor.traffic import TrafficCounter
 from claw_plan.kernels.codec import codec_of
 
 CODECS = ("none", "one_bit", "top_k:0.1")
@@ -88,7 +90,56 @@ def hooked_gradients() -> dict[str, Any]:
     return found
 
 
-CASES: tuple[Callable[[], dict[str, Any]], ...] = (sums_of_means, kept_errors, hooked_gradients)
+def low_rank() -> dict[str, Any]:
+    """Means of matrices of rank 1 on each rank, and of others over ten rounds."""
+    ranks, own = dist.get_world_size(), dist.get_rank()
+
+    def outer(rank: int) -> torch.Tensor:
+        return torch.outer(vector(rank, 0, 12), vector(rank, 1, 30))
+
+    matrix, bias = outer(own).clone(), vector(own, 2, 7)
+    LowRankMean(world(), ranks).average([0, 1], [matrix, bias])
+    exact = sum(outer(rank) for rank in range(ranks)) / ranks
+    exact_bias = sum(vector(rank, 2, 7) for rank in range(ranks)) / ranks
+    means, came, went = LowRankMean(world(), 1), torch.zeros(12, 30), torch.zeros(12, 30)
+    for step in range(10):
+        gradient = vector(own, step, 360).view(12, 30)
+        went = went + gradient
+        means.average([5], [gradient])
+        came = came + gradient
+    loaded = LowRankMean(world(), 1)
+    loaded.load_rank_state(means.rank_state())
+    again = [vector(own, 11, 360).view(12, 30) for _ in range(2)]
+    means.average([5], [again[0]])
+    loaded.average([5], [again[1]])
+    return {
+        "exact": (matrix, exact), "bias": (bias, exact_bias), "again": again,
+        "came": came, "went": went, "error": loaded.rank_state(),
+    }  # fmt: skip
+
+
+def hooked_low_rank() -> dict[str, Any]:
+    """Gradients of four backwards, two of them whole, and the bytes of the last."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 10))
+    model = DistributedDataParallel(net)
+    attach_power_sgd(model, LowRankMean(world(), 2), whole_backwards=2)
+    counter, found = TrafficCounter({}), []
+    for step in range(4):
+        model.zero_grad()
+        counter.take()
+        with counter.counting(sees_reducer=False):
+            loss = model(vector(dist.get_rank(), step, 40).view(2, 20).float()).square().sum()
+            loss.backward()
+        found.append(
+            torch.cat([p.grad.reshape(-1) for p in net.parameters() if p.grad is not None])
+        )
+    return {"gradients": found, "moved": [tuple(moved) for moved in counter.take().values()]}
+
+
+CASES: tuple[Callable[[], dict[str, Any]], ...] = (
+    sums_of_means, kept_errors, hooked_gradients, low_rank, hooked_low_rank,
+)  # fmt: skip
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:

@@ -25,6 +25,8 @@ from claw_plan.executor.communication.compressed import chunk_bounds
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.optimizers.compressed import CompressedOptimizer
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
+from claw_plan.executor.optimizers.one_bit_lamb import OneBitLamb
+from claw_plan.executor.optimizers.power_sgd_adam import PowerSgdAdam
 from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
 from claw_plan.executor.traffic import TrafficCounter
 
@@ -98,6 +100,33 @@ def one_bit_and_its_limit() -> dict[str, Any]:
     return {"seen": seen, "losses": losses, "limit": limit, "plain": plain}
 
 
+def power_sgd() -> dict[str, Any]:
+    seen, losses = trained(attached(PowerSgdAdam, warmup_steps=10, rank=4), 40)
+    return {"seen": seen, "losses": losses}
+
+
+def lamb() -> dict[str, Any]:
+    """Ten warm steps beside LAMB written out, then thirty compressed ones."""
+    seen, losses = trained(attached(OneBitLamb, warmup_steps=10), 40)
+    net, peer = net_of(), []
+    generators = [generator_of(rank) for rank in range(dist.get_world_size())]
+    moments = {p: (torch.zeros_like(p), torch.zeros_like(p)) for p in net.parameters()}
+    for step in range(1, 11):
+        sums = [torch.zeros_like(p) for p in net.parameters()]
+        for generator in generators:
+            backward(net, generator)
+            for total, p in zip(sums, net.parameters(), strict=True):
+                total += p.grad / len(generators)  # type: ignore[operator]
+        for gradient, (p, (m, v)) in zip(sums, moments.items(), strict=True):
+            m.copy_(0.9 * m + 0.1 * gradient)
+            v.copy_(0.999 * v + 0.001 * gradient**2)
+            update = m / (1 - 0.9**step) / ((v / (1 - 0.999**step)) ** 0.5 + 1e-8) + 0.01 * p.data
+            trust = min(max(float(p.data.norm() / update.norm()), 0.01), 10.0)
+            p.data -= RATE * trust * update
+        peer.append(flat(net))
+    return {"seen": seen, "losses": losses, "peer": peer}
+
+
 def zero_one() -> dict[str, Any]:
     equal: list[bool] = []
 
@@ -118,6 +147,8 @@ def resumed() -> dict[str, Any]:
     for name, make in {
         "one_bit": attached(OneBitAdam, warmup_steps=5),
         "zero_one": attached(ZeroOneAdam, warmup_steps=9, variance_repeats=2, longest_away=2),
+        "power_sgd": attached(PowerSgdAdam, warmup_steps=5, rank=2),
+        "lamb": attached(OneBitLamb, warmup_steps=5),
     }.items():
         model, optimizer = make(net_of())
         generator = generator_of(dist.get_rank())
@@ -228,6 +259,9 @@ def refused() -> dict[str, Any]:
         type(Adam(net.parameters())).__name__,
         type(Adam(net.parameters(), compress=True, warmup_steps=5)).__name__,
         type(Adam(net.parameters(), compress=True, warmup_steps=5, compression="0/1")).__name__,
+        type(
+            Adam(net.parameters(), compress=True, warmup_steps=5, compression="low_rank:2")
+        ).__name__,
     ]
     between = ZeroOneAdam(net.parameters(), RATE, warmup_steps=1, meeting_repeats=1)
     for _ in range(3):
@@ -241,7 +275,9 @@ def refused() -> dict[str, Any]:
 
 
 CASES: tuple[Callable[[], dict[str, Any]], ...] = (
-    warm_is_adamw, one_bit_and_its_limit, zero_one, resumed, against_peer, counted, refused,
+    warm_is_adamw, one_bit_and_its_limit, power_sgd, lamb, zero_one, resumed, against_peer,
+    counted,
+    refused,
 )  # fmt: skip
 
 

@@ -29,7 +29,9 @@ def test_compression_needs_a_process_group() -> None:
 
 @pytest.mark.slow
 def test_what_a_compression_is_called(found: Found) -> None:
-    assert found[0]["refused"]["kinds"] == ["AdamW", "OneBitAdam", "ZeroOneAdam"]
+    assert found[0]["refused"]["kinds"] == [
+        *("AdamW", "OneBitAdam", "ZeroOneAdam", "PowerSgdAdam"),
+    ]
 
 
 @pytest.mark.slow

@@ -1,0 +1,157 @@
+"""The ways of training that convergence.py compares: a model to its replicas and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from claw_plan.executor.communication.group_mean import GroupMean
+from claw_plan.executor.communication.hooks import compress_gradients
+from claw_plan.executor.communication.power_sgd import LowRankMean, attach_power_sgd
+from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
+from claw_plan.executor.optimizers.power_sgd_adam import PowerSgdAdam
+from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
+from claw_plan.kernels.codec import codec_of
+
+LEARNING_RATE = 3e-3
+
+WARMUP_SHARE = 0.15
+"""How much of the steps goes before variances are frozen."""
+
+Trained = tuple[nn.Module, torch.optim.Optimizer]
+Make = Callable[[nn.Module, dist.ProcessGroup, int], Trained]
+"""The model, the ranks that train it, the number of steps; to what wraps it and its optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to train."""
+
+    title: str
+    make: Make
+
+
+def replicas(net: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
+    return DistributedDataParallel(net, process_group=group)
+
+
+def adam_w(net: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE)
+
+
+def adam(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+    model = replicas(net, group)
+    compress_gradients(model, GroupMean(group, codec_of("none")))
+    return model, adam_w(net)
+
+
+def momentum(codec: str, **options: Any) -> Make:
+    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+        model, warmup = replicas(net, group), round(WARMUP_SHARE * steps)
+        optimizer = OneBitAdam(
+            net.parameters(), lr=LEARNING_RATE, codec=codec, warmup_steps=warmup, group=group,
+            **options,
+        )  # fmt: skip
+        optimizer.attach(model)
+        return model, optimizer
+
+    return make
+
+
+def zero_one(**options: Any) -> Make:
+    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+        model, warmup = replicas(net, group), round(WARMUP_SHARE * steps)
+        optimizer = ZeroOneAdam(
+            net.parameters(), lr=LEARNING_RATE, warmup_steps=warmup, group=group, **options
+        )
+        optimizer.attach(model)
+        return model, optimizer
+
+    return make
+
+
+def gradients(codec: str) -> Make:
+    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+        model = replicas(net, group)
+        compress_gradients(model, GroupMean(group, codec_of(codec)))
+        return model, adam_w(net)
+
+    return make
+
+
+def power_sgd(rank: int) -> Make:
+    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+        model, warmup = replicas(net, group), round(WARMUP_SHARE * steps)
+        attach_power_sgd(model, LowRankMean(group, rank), whole_backwards=warmup)
+        return model, adam_w(net)
+
+    return make
+
+
+def power_sgd_momentum(rank: int) -> Make:
+    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+        model, warmup = replicas(net, group), round(WARMUP_SHARE * steps)
+        optimizer = PowerSgdAdam(
+            net.parameters(), lr=LEARNING_RATE, rank=rank, warmup_steps=warmup, group=group
+        )
+        optimizer.attach(model)
+        return model, optimizer
+
+    return make
+
+
+def torch_power_sgd(rank: int) -> Make:
+    """The hook that torch has."""
+
+    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+        model, start = replicas(net, group), max(2, round(WARMUP_SHARE * steps))
+        state = PowerSGDState(
+            group, matrix_approximation_rank=rank, start_powerSGD_iter=start,
+            min_compression_rate=1,
+        )  # fmt: skip
+        model.register_comm_hook(state, powerSGD_hook)
+        return model, adam_w(net)
+
+    return make
+
+
+METHODS = {
+    "adam": Method(title="AdamW", make=adam),
+    "one_bit_adam": Method(title="1-bit Adam", make=momentum("one_bit")),
+    "one_bit_adam_article": Method(
+        title="1-bit Adam, momentum in its own units",
+        make=momentum("one_bit", preconditioned=False),
+    ),
+    "zero_one_adam": Method(
+        title="0/1 Adam, κ = 16, at most 4 steps apart", make=zero_one(longest_away=4)
+    ),
+    "zero_one_adam_64": Method(
+        title="0/1 Adam, κ = 64, at most 4 steps apart",
+        make=zero_one(variance_repeats=64, longest_away=4),
+    ),
+    "zero_one_adam_near": Method(
+        title="0/1 Adam, κ = 64, never apart", make=zero_one(variance_repeats=64, longest_away=1)
+    ),
+    "power_sgd": Method(title="PowerSGD, rank 4", make=power_sgd(4)),
+    "power_sgd_8": Method(title="PowerSGD, rank 8", make=power_sgd(8)),
+    "power_sgd_momentum": Method(
+        title="PowerSGD of the momentum, rank 4", make=power_sgd_momentum(4)
+    ),
+    "power_sgd_momentum_8": Method(
+        title="PowerSGD of the momentum, rank 8", make=power_sgd_momentum(8)
+    ),
+    "torch_power_sgd": Method(title="PowerSGD, rank 4, torch's hook", make=torch_power_sgd(4)),
+    "top_k_momentum": Method(title="top-k .1 % of the momentum", make=momentum("top_k:0.001")),
+    "top_k_gradients": Method(title="top-k .1 % of gradients", make=gradients("top_k:0.001")),
+    "int8": Method(title="int8 gradients", make=gradients("int8")),
+    "int4": Method(title="int4 gradients", make=gradients("int4")),
+    "fp8": Method(title="fp8 gradients", make=gradients("fp8")),
+    "one_bit_gradients": Method(title="1-bit gradients", make=gradients("one_bit")),
+}
