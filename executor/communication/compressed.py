@@ -104,16 +104,37 @@ def compressed_mean(
     return numbers.to(flat.dtype)
 
 
+def compressed_reduce_scatter(
+    flat: Tensor,
+    codec: Codec,
+    feedback: TwoPhaseFeedback | None,
+    group: dist.ProcessGroup,
+    algorithm: str = NATIVE,
+) -> Tensor:
+    """This rank's part of the mean, by `chunk_bounds`: the first phase alone, nothing is gathered.
+
+    For ranks that hold shards of what the mean is for. The server's feedback is not used.
+    """
+    if group.size() == 1:
+        return flat.clone()
+    dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    members = range(group.size())
+    return _part_of_mean(flat.to(dtype), codec, feedback, group, algorithm, members).to(flat.dtype)
+
+
 def chunk_bounds(numel: int, parts: int) -> list[int]:
     """Where each part begins, a multiple of `UNIT`, and `numel`."""
     units = -(-numel // UNIT)
     return [min(numel, UNIT * (units * part // parts)) for part in range(parts + 1)]
 
 
+def _sizes(numel: int, parts: int) -> list[int]:
+    return [end - begin for begin, end in pairwise(chunk_bounds(numel, parts))]
+
+
 def wire_bytes_sent(codec: Codec, numel: int, ranks: int) -> list[int]:
     """What each of the ranks sends in one flat `compressed_mean`, by algebra."""
-    bounds = chunk_bounds(numel, ranks)
-    sizes = [codec.wire_bytes(end - begin) for begin, end in pairwise(bounds)]
+    sizes = [codec.wire_bytes(size) for size in _sizes(numel, ranks)]
     return [sum(sizes) - size + (ranks - 1) * max(sizes) for size in sizes]
 
 
@@ -126,27 +147,34 @@ def _two_phases(
     members: Sequence[int],
 ) -> Tensor:
     """The mean over `members` of the group, of which this rank is one."""
-    place, count = list(members).index(group.rank()), len(members)
-    bounds = chunk_bounds(numbers.numel(), count)
-    chunks = [numbers[bounds[i] : bounds[i + 1]] for i in range(count)]
-    sizes = [chunk.numel() for chunk in chunks]
+    mean = _part_of_mean(numbers, codec, feedback, group, algorithm, members)
+    code = codec.encode(mean) if feedback is None else feedback.server.encode(mean)
+    sizes = _sizes(numbers.numel(), len(members))
+    wires = [codec.wire_bytes(size) for size in sizes]
+    codes = _gathered(code, wires, codec.has_fixed_size, group, algorithm, members)
+    parts = zip(codes, sizes, strict=True)
+    return torch.cat([codec.decode(code, size, numbers.dtype) for code, size in parts])
+
+
+def _part_of_mean(
+    numbers: Tensor,
+    codec: Codec,
+    feedback: TwoPhaseFeedback | None,
+    group: dist.ProcessGroup,
+    algorithm: str,
+    members: Sequence[int],
+) -> Tensor:
+    """The mean of what members sent of this rank's chunk."""
+    sizes = _sizes(numbers.numel(), len(members))
+    own = sizes[list(members).index(group.rank())]
     if feedback is None:
-        codes = [codec.encode(chunk) for chunk in chunks]
+        codes = [codec.encode(chunk) for chunk in numbers.split(sizes)]
     else:
         codes = feedback.worker.encode_chunks(numbers, sizes)
-    own = chunks[place]
-    came = _scattered(codes, codec, own.numel(), group, algorithm, members)
-    mean = torch.zeros_like(own)
-    for code in came:
-        mean += codec.decode(code, own.numel(), numbers.dtype)
-    mean /= count
-    code = codec.encode(mean) if feedback is None else feedback.server.encode(mean)
-    wires = [codec.wire_bytes(size) for size in sizes]
-    means = _gathered(code, wires, codec.has_fixed_size, group, algorithm, members)
-    parts = [
-        codec.decode(code, size, numbers.dtype) for code, size in zip(means, sizes, strict=True)
-    ]
-    return torch.cat(parts)
+    mean = numbers.new_zeros(own)
+    for code in _scattered(codes, codec, own, group, algorithm, members):
+        mean += codec.decode(code, own, numbers.dtype)
+    return mean.div_(len(members))
 
 
 def _scattered(

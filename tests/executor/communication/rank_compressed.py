@@ -1,7 +1,7 @@
 """Runs `compressed_mean` of every codec over every algorithm, and writes what was seen.
 
 Started for each rank by tests as `python rank_compressed.py RANK WORLD_SIZE FOLDER`. For a few
-calls in a row it writes this rank's inputs summed, its results, and its residuals, in fp64.
+calls in a row it writes this rank's results and its residuals.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from claw_plan.executor.communication.algorithms import NATIVE
-from claw_plan.executor.communication.compressed import TwoPhaseFeedback, compressed_mean
+from claw_plan.executor.communication.compressed import (
+    TwoPhaseFeedback,
+    compressed_mean,
+    compressed_reduce_scatter,
+)
 from claw_plan.executor.traffic import TrafficCounter
 from claw_plan.kernels.codec import codec_of
 from claw_plan.profiles.collective_schedules import ALGORITHMS, alike
 
 SIZES = (3, 4)
-CODECS = ("none", "fp16", "one_bit", "top_k:0.05", "threshold:0.5")
+CODECS = ("none", "fp16", "fp8", "int8", "int4", "one_bit", "top_k:0.05", "threshold:0.5")
 COLLECTIVES = (*ALGORITHMS, NATIVE)
 LENGTH = 1003
-CALLS = 4
+CALLS = 2
 ORACLE = 131_072
 """Elements among 4 ranks, of which 1-bit codes of all chunks and scales are 24,600 bytes sent."""
 
@@ -38,18 +42,30 @@ def gradient(rank: int, call: int) -> Tensor:
 
 
 def try_case(codec_text: str, algorithm: str, size: int, group: dist.ProcessGroup) -> Any:
+    """Three policies: means of gradients, of momenta, and a part of the mean alone."""
     nodes = alike(size, 2)
     codec = codec_of(codec_text)
-    feedback = TwoPhaseFeedback(codec)
-    plain, fed, bits = [], [], []
+    feedback = {name: TwoPhaseFeedback(codec) for name in ("gradient", "momentum", "part")}
+    found: dict[str, list[Tensor]] = {name: [] for name in ("plain", *feedback)}
+    mean = torch.zeros(LENGTH)
     for call in range(CALLS):
         own = gradient(group.rank(), call)
-        plain.append(compressed_mean(own, codec, None, group, algorithm, nodes))
-        fed.append(compressed_mean(own, codec, feedback, group, algorithm, nodes))
-        for result in (plain[-1], fed[-1]):
-            bits.append(hashlib.sha256(result.numpy().tobytes()).hexdigest())
-    state = feedback.state_dict()
-    return {"plain": plain, "fed": fed, "bits": bits, "residuals": state}
+        found["plain"].append(compressed_mean(own, codec, None, group, algorithm, nodes))
+        for name, numbers in (("gradient", own), ("momentum", momentum(mean, own))):
+            mean = compressed_mean(numbers, codec, feedback[name], group, algorithm, nodes)
+            found[name].append(mean)
+        if algorithm != "hierarchical":
+            part = compressed_reduce_scatter(own, codec, feedback["part"], group, algorithm)
+            found["part"].append(part)
+    every = [*found["plain"], *found["gradient"], *found["momentum"]]
+    bits = [hashlib.sha256(result.numpy().tobytes()).hexdigest() for result in every]
+    residuals = {name: kept.state_dict() for name, kept in feedback.items()}
+    return found | {"bits": bits, "residuals": residuals}
+
+
+def momentum(mean: Tensor, own: Tensor) -> Tensor:
+    """What 1-bit Adam sends: the momentum all ranks have, moved by one's own gradient."""
+    return 0.9 * mean + 0.1 * own
 
 
 def sent_bytes(group: dist.ProcessGroup, counter: TrafficCounter, codec_text: str) -> int:

@@ -23,7 +23,15 @@ from claw_plan.kernels.codec import codec_of
 
 RANK = Path(__file__).with_name("rank_compressed.py")
 sys.path.insert(0, str(RANK.parent))
-from rank_compressed import CALLS, CODECS, COLLECTIVES, LENGTH, SIZES, gradient  # noqa: E402
+from rank_compressed import (  # noqa: E402
+    CALLS,
+    CODECS,
+    COLLECTIVES,
+    LENGTH,
+    SIZES,
+    gradient,
+    momentum,
+)
 
 MATRIX = [(size, codec, name) for size in SIZES for codec in CODECS for name in COLLECTIVES]
 
@@ -88,24 +96,46 @@ def error_bound(text: str, size: int, name: str, call: int) -> float:
 
 
 @pytest.mark.slow
-def test_what_was_not_sent_is_in_the_residuals(found: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("policy", ["gradient", "momentum"])
+def test_what_was_not_sent_is_in_the_residuals(found: list[dict[str, Any]], policy: str) -> None:
     """Σ sent = Σ means - mean of the workers' residuals - the servers' residuals."""
     for size, text, name in MATRIX:
         key = f"{size}/{text}/{name}"
-        sent = torch.stack(ends_everywhere_with(found, key, size)["fed"]).double().sum(0)
-        wanted = torch.stack([exact_mean(size, call) for call in range(CALLS)]).sum(0)
-        slices = (
-            SLICES[size] if name == "hierarchical" else dict.fromkeys(range(size), (0, LENGTH))
-        )
-        encoders = len(NODES[size]) if name == "hierarchical" else size
+        sent = ends_everywhere_with(found, key, size)[policy]
+        wanted = torch.zeros(LENGTH, dtype=torch.float64)
+        for call in range(CALLS):
+            mean = exact_mean(size, call)
+            if policy == "momentum":
+                before = sent[call - 1] if call else torch.zeros(LENGTH)
+                mean = momentum(before.double(), mean)
+            wanted += mean
+        slices, encoders = dict.fromkeys(range(size), (0, LENGTH)), size
+        if name == "hierarchical":
+            slices, encoders = SLICES[size], len(NODES[size])
         for rank, (begin, end) in slices.items():
-            state = found[rank][key]["residuals"]
+            state = found[rank][key]["residuals"][policy]
             wanted[begin:end] -= state["worker.residual"].double() / encoders
             place = [r for r in slices if slices[r] == (begin, end)].index(rank)
             edges = chunk_bounds(end - begin, encoders)
             low, high = list(pairwise(edges))[place]
             wanted[begin + low : begin + high] -= state["server.residual"].double()
-        assert (sent - wanted).abs().max() <= 2e-6 * CALLS, key
+        error = (torch.stack(sent).double().sum(0) - wanted).abs().max()
+        assert error <= 2e-6 * CALLS, key
+
+
+@pytest.mark.slow
+def test_a_part_of_the_mean_keeps_its_account_too(found: list[dict[str, Any]]) -> None:
+    for size, text, name in MATRIX:
+        if name == "hierarchical":
+            continue
+        seen = [ranks[f"{size}/{text}/{name}"] for ranks in found[:size]]
+        wanted = torch.stack([exact_mean(size, call) for call in range(CALLS)]).sum(0)
+        for one in seen:
+            wanted -= one["residuals"]["part"]["worker.residual"].double() / size
+        edges = chunk_bounds(LENGTH, size)
+        for one, (low, high) in zip(seen, pairwise(edges), strict=True):
+            sent = torch.stack(one["part"]).double().sum(0)
+            assert (sent - wanted[low:high]).abs().max() <= 2e-6 * CALLS, (size, text, name)
 
 
 @pytest.mark.slow
