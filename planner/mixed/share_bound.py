@@ -52,7 +52,7 @@ class ShareBounds:
 
     def _find(self, share: int) -> int:
         space, devices = Space(self.problem, {}), self.problem.cluster.num_devices
-        blocks, stages = len(self.problem.graph.blocks), space.most_stages()
+        blocks, stages = len(self.problem.graph.blocks), space.most_stages
         least = float("inf")
         for tp in space.tp_degrees():
             for dp in divisors(share):
