@@ -161,7 +161,7 @@ def _table(*headings: str) -> Table:
 def _neighbour_table(found: Explanation) -> Table:
     table, own = _table("change", "step", "slower", "memory"), found.scored.step_time_ns
     for each in found.neighbours:
-        change = f"{each.knob}={each.value}"
+        change = each.change
         if each.step_time_ns is None:
             table.add_row(change, "-", "-", Text(each.refused, style="dim"))
             continue

@@ -43,9 +43,7 @@ def levers(scorer: Scorer, candidate: Candidate, stage: StageMemory) -> list[Lev
         if each.refused or each.missing_bytes >= missing:
             continue
         name = "sharding" if each.knob in SHARDS else each.knob
-        lever = Lever(
-            lever=name, change=f"{each.knob}={each.value}", missing_bytes=each.missing_bytes
-        )
+        lever = Lever(lever=name, change=each.change, missing_bytes=each.missing_bytes)
         best = found.get(name)
         if best is None or _is_smaller(each, best[0], candidate):
             found[name] = each, lever

@@ -15,10 +15,12 @@ from typing import Any
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.members import divisors
+from claw_plan.planner.members import BUCKETS, ORDERS, divisors
+from claw_plan.planner.memory_states import WHOLE, kind_of
+from claw_plan.planner.placement import outcome
 from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.supported import OFFLOAD, RECOMPUTE, refusal
+from claw_plan.planner.supported import ALGORITHMS, CODECS, OFFLOAD, RECOMPUTE, refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,12 @@ class Neighbour:
     missing_bytes: int = 0
     stage: int = 0
     refused: str = ""
+
+    @property
+    def change(self) -> str:
+        """As `--fix` takes it: 'tp=2', 'mesh_order=dp_replicate/pp/…'."""
+        value = "/".join(self.value) if isinstance(self.value, tuple) else self.value
+        return f"{self.knob}={value}"
 
     @property
     def fits(self) -> bool:
@@ -80,11 +88,43 @@ def _changes(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
             yield "stages_per_rank", more
     if problem.device.kind != "cpu":
         yield from (("offload", mode) for mode in OFFLOAD if mode != candidate.offload)
+    yield from _averagings(scorer, candidate)
+    yield from _orders(scorer, candidate)
+
+
+def _averagings(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
+    """What may change where whole replicas meet in backward."""
+    if not candidate.reduces_in_backward or kind_of(scorer.problem, candidate) != WHOLE:
+        return
+    names = ("auto", *ALGORITHMS)
+    yield from (("collective", name) for name in names if name != candidate.collective)
+    # What a threshold sends is not known before it is seen.
+    codecs = ("none", *(name for name in CODECS if name != "threshold"))
+    yield from (("codec", name) for name in codecs if name != candidate.codec)
+    yield from (("bucket_bytes", n) for n in sorted(BUCKETS) if n != candidate.bucket_bytes)
+
+
+def _orders(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
+    """Orders of the mesh's axes with which ranks lie otherwise."""
+    problem, known = scorer.problem, set()
+    by_host = problem.cluster.backend == "gloo" or not problem.is_uniform
+    for order in (candidate.mesh_order, *ORDERS):
+        laid = replace(candidate, mesh_order=order)
+        found = outcome(laid, problem.devices_per_node, by_host=by_host)
+        if known and found not in known:
+            yield "mesh_order", order
+        known.add(found)
 
 
 def _changed(candidate: Candidate, knob: str, value: Any) -> Candidate:
     """The candidate with the knob changed, and what it forces."""
     changed = replace(candidate, **{knob: value})
+    if knob in ("codec", "bucket_bytes") or (knob == "collective" and value != "auto"):
+        changed = replace(changed, buckets=())
+    if knob == "codec":
+        changed = replace(changed, collective="auto")
+    elif knob == "collective":
+        changed = replace(changed, codec="none")
     if knob == "tp":
         ranks = candidate.num_devices // candidate.cp
         changed = replace(changed, pp=gcd(candidate.pp, ranks // value))
@@ -114,6 +154,8 @@ def _settled(candidate: Candidate) -> Candidate:
         candidate = replace(candidate, reshard_ranks=0)
     if candidate.recompute == "none":
         candidate = replace(candidate, recompute_blocks=0)
+    if not candidate.reduces_in_backward:
+        candidate = replace(candidate, codec="none", collective="auto", buckets=())
     return candidate
 
 

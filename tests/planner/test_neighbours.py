@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.neighbours import neighbours
+from claw_plan.planner.candidate import Candidate, parse_fix
+from claw_plan.planner.neighbours import Neighbour, neighbours
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.supported import refusal
 
@@ -73,3 +73,25 @@ def test_a_batch_that_does_not_divide_is_a_reason(scorer):
                                                                            microbatch_size=2))
     }  # fmt: skip
     assert "does not divide" in refused["microbatch_size", 4]
+
+
+def test_where_replicas_meet_their_averages_may_change(scorer):
+    found = [n for n in neighbours(scorer, Candidate(dp_replicate=4, dp_shard=1)) if n.fits]
+    knobs = {each.knob for each in found}
+    assert knobs >= {"collective", "codec", "bucket_bytes"}
+    assert {n.value for n in found if n.knob == "codec"} == {
+        "one_bit", "top_k", "fp16", "fp8", "int8", "int4",
+    }  # fmt: skip
+    sharded = {n.knob for n in neighbours(scorer, Candidate(dp_shard=4), timed=False)}
+    assert not sharded & {"collective", "codec", "bucket_bytes"}
+
+
+def test_orders_in_which_ranks_lie_otherwise_are_neighbours(scorer):
+    """On two nodes of four stages or shards cross; on one node nothing differs."""
+    wide = Candidate(pp=2, dp_shard=4)
+    orders = [n.value for n in neighbours(scorer, wide, timed=False) if n.knob == "mesh_order"]
+    assert orders and all(order != wide.mesh_order for order in orders)
+    shown = Neighbour(knob="mesh_order", value=orders[0], candidate=wide).change
+    assert parse_fix(shown) == {"mesh_order": orders[0]}
+    small = Candidate(pp=2, dp_shard=2)
+    assert not [n for n in neighbours(scorer, small, timed=False) if n.knob == "mesh_order"]
