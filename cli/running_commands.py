@@ -124,6 +124,8 @@ def verify(plan_file: Path, steps: int, data: Path | None, as_json: bool) -> int
         click.echo(json_text(verification_object(result)), nl=False)
     else:
         print_verification(result)
+    if result.codec != "none":
+        say(f"compared without codec={result.codec}, which changes what is trained")
     if result.blocks is not None:
         say(f"too large for one process here: compared with {result.blocks} of its blocks")
     if not result.ok:

@@ -59,6 +59,11 @@ def needs_exchange(knobs: Candidate) -> bool:
     return knobs.codec != UNCODED or knobs.collective != AUTO
 
 
+def without_codec(plan: Plan) -> Plan:
+    """The plan with whole numbers on the wire: what can be compared with one process."""
+    return plan.model_copy(update={"candidate": plan.candidate | {"codec": UNCODED}})
+
+
 def refuse_exchange(plan: Plan, loaded: LoadedModel) -> None:
     """Raises ExecutionError where the plan's codec or algorithm has nothing to act on."""
     knobs = plan.knobs()

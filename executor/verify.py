@@ -33,7 +33,8 @@ from claw_plan.planner.plan import Plan, load_plan
 class VerifyResult:
     """The largest differences from one process. `first_difference` is None when `ok`.
 
-    `blocks` is how many were left of a model too large for this host, None where all were.
+    `blocks` is how many were left of a model too large for this host, None where all were. `codec`
+    is the plan's, which was left out: with it no plan trains exactly like one process.
     """
 
     ok: bool
@@ -43,6 +44,7 @@ class VerifyResult:
     fp32_max_loss_diff: float
     first_difference: str | None
     blocks: int | None = None
+    codec: str = "none"
 
 
 def verify_plan(plan_path: Path, steps: int = 5, *, data: Path | None = None) -> VerifyResult:
@@ -110,6 +112,7 @@ def _result(job: Job, index: int) -> VerifyResult:
         fp32_max_loss_diff=single["max_loss_diff"],
         first_difference=first,
         blocks=job.keep_blocks[index],
+        codec=load_plan(job.plans[index]).knobs().codec,
     )
 
 

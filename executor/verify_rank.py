@@ -32,6 +32,7 @@ from claw_plan.executor.reference import (
     without_dropout,
     without_functional_dropout,
 )
+from claw_plan.executor.replica_exchange import without_codec
 from claw_plan.executor.verify_reasons import likely_reason
 from claw_plan.executor.whole_model import DOUBLE, SINGLE
 from claw_plan.planner.model_source import LoadedModel
@@ -78,6 +79,7 @@ def verify_on_rank(job: Job, rank: Rank, progress: Progress) -> None:
     """Verifies each plan of the job; rank 0 writes `plan<i>.json` into the folder."""
     for index, path in enumerate(job.plans):
         plan, loaded = open_plan(path)
+        plan = without_codec(plan)
         keep = job.keep_blocks[index] if job.keep_blocks else None
         if keep is not None:
             plan, loaded = reduced(plan, loaded, keep)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from claw_plan.executor.communication.algorithms import NATIVE, all_reduce
 from claw_plan.executor.communication.compressed import TwoPhaseFeedback, compressed_mean
+from claw_plan.executor.communication.momentum_feedback import with_momentum
 from claw_plan.kernels.codec import Codec
 from claw_plan.profiles.collective_schedules import Nodes
 
@@ -21,7 +22,8 @@ from claw_plan.profiles.collective_schedules import Nodes
 class GroupMean:
     """Means over `group`. `nodes` are its ranks by node, None: all on one.
 
-    Without feedback a codec's errors are forgotten.
+    With `keeps_errors` off what a codec leaves out is forgotten. `momentum` is that of Deep
+    Gradient Compression, for gradients through sparse codecs under SGD without momentum.
     """
 
     def __init__(
@@ -32,10 +34,11 @@ class GroupMean:
         algorithm: str = NATIVE,
         nodes: Nodes | None = None,
         keeps_errors: bool = True,
+        momentum: float = 0.0,
     ) -> None:
         self.group, self.codec = group, codec
         self.algorithm, self.nodes = algorithm, nodes
-        self._keeps_errors = keeps_errors
+        self._keeps_errors, self._momentum = keeps_errors, momentum
         self.feedback: dict[str, TwoPhaseFeedback] = {}
 
     def whole(self, flat: torch.Tensor) -> torch.Tensor:
@@ -48,7 +51,7 @@ class GroupMean:
         """The mean through the codec; `flat` is kept."""
         feedback = None
         if self._keeps_errors:
-            feedback = self.feedback.setdefault(key, TwoPhaseFeedback(self.codec))
+            feedback = self.feedback.get(key) or self.feedback.setdefault(key, self._empty())
         return compressed_mean(flat, self.codec, feedback, self.group, self.algorithm, self.nodes)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -65,6 +68,11 @@ class GroupMean:
         for full, error in state.items():
             key, *name = full.rsplit(".", 2)
             by_key.setdefault(key, {})[".".join(name)] = error
-        self.feedback = {key: TwoPhaseFeedback(self.codec) for key in by_key}
+        self.feedback = {key: self._empty() for key in by_key}
         for key, own in by_key.items():
             self.feedback[key].load_state_dict(own)
+
+    def _empty(self) -> TwoPhaseFeedback:
+        if self._momentum:
+            return with_momentum(self.codec, self._momentum)
+        return TwoPhaseFeedback(self.codec)

@@ -14,7 +14,11 @@ import torch
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.opened_plan import open_plan
-from claw_plan.executor.replica_exchange import refuse_exchange, sends_momentum
+from claw_plan.executor.replica_exchange import (
+    refuse_exchange,
+    sends_momentum,
+    without_codec,
+)
 from claw_plan.planner.supported import ALGORITHMS, CODECS
 
 RANKS = Path(__file__).with_name("rank_exchange.py")
@@ -102,6 +106,12 @@ def test_all_ranks_leave_out_a_step_in_which_one_overflowed(found: Found, codec:
         assert torch.equal(step["after"], found[0][codec]["skipped"]["after"])
         assert step["after"].isfinite().all()
         assert not torch.equal(step["after"], step["kept"])
+
+
+def test_what_is_compared_with_one_process_has_no_codec(tiny_plan: Callable[..., Path]) -> None:
+    plan, _ = open_plan(tiny_plan("coded", codec="int8", dp_replicate=2, bucket_bytes=9000))
+    left = without_codec(plan).knobs()
+    assert (left.codec, left.bucket_bytes, left.dp_replicate) == ("none", 9000, 2)
 
 
 REFUSED = {

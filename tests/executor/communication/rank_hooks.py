@@ -90,6 +90,19 @@ def hooked_gradients() -> dict[str, Any]:
     return found
 
 
+def with_momentum() -> dict[str, Any]:
+    """Ten rounds of one and the same gradient, a tenth of it sent in each; and going on."""
+    found = {}
+    for codec in ("top_k:1.0", "top_k:0.1"):
+        made = GroupMean(world(), codec_of(codec), momentum=0.9)
+        came = [made.compressed("b", vector(dist.get_rank(), 0).float()) for _ in range(10)]
+        loaded = GroupMean(world(), codec_of(codec), momentum=0.9)
+        loaded.load_state_dict(made.state_dict())
+        again = [m.compressed("b", vector(dist.get_rank(), 1).float()) for m in (made, loaded)]
+        found[codec] = {"came": torch.stack(came), "again": again}
+    return found
+
+
 def low_rank() -> dict[str, Any]:
     """Means of matrices of rank 1 on each rank, and of others over ten rounds."""
     ranks, own = dist.get_world_size(), dist.get_rank()
@@ -138,7 +151,7 @@ def hooked_low_rank() -> dict[str, Any]:
 
 
 CASES: tuple[Callable[[], dict[str, Any]], ...] = (
-    sums_of_means, kept_errors, hooked_gradients, low_rank, hooked_low_rank,
+    sums_of_means, kept_errors, hooked_gradients, with_momentum, low_rank, hooked_low_rank,
 )  # fmt: skip
 
 
