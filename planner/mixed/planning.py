@@ -26,47 +26,51 @@ from claw_plan.planner.space import Space
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alone:
+    """The best of each kind on its own devices, or why there is none, and what was learnt."""
+
+    shares: Shares
+    found: Mapping[int, Scored | str]
+
+    @property
+    def fastest(self) -> tuple[Kind, Scored] | None:
+        """The kind that is fastest alone, and its plan."""
+        scored = {k: found for k, found in self.found.items() if not isinstance(found, str)}
+        if not scored:
+            return None
+        kind = min(scored, key=lambda k: (scored[k].step_time_ns, k))
+        return self.shares.scorer.problem.kinds[kind], scored[kind]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MixedAnswer:
     """What is known of a cluster of several kinds.
 
-    `alone` has the best of each kind on its own devices, or why there is none. `mixed` is the
-    fastest that uses several kinds unlike, None where none fits or may be faster than what
-    is known. `bound_ns` is below every step of the two families over unlike devices.
+    `mixed` is the fastest that uses several kinds unlike, None where none fits or may be faster
+    than what is known. `bound_ns` is below every step of the two families over unlike devices.
     """
 
     problem: MixedProblem
-    alone: Mapping[int, Scored | str]
+    alone: Alone
     mixed: MixedScored | None
     bound_ns: int | None
     shared: Shared
     searched: MixedSearched
 
-    def best_alone(self) -> tuple[Kind, Scored] | None:
-        """The fastest kind alone."""
-        scored = [
-            (found.step_time_ns, kind, found)
-            for kind, found in self.alone.items()
-            if not isinstance(found, str)
-        ]
-        if not scored:
-            return None
-        _, kind, found = min(scored, key=lambda entry: entry[:2])
-        return self.problem.kinds[kind], found
+
+def plan_alone(problem: Problem, make_cost: MakeCost) -> Alone:
+    """Every kind by itself, with the whole batch."""
+    mixed = MixedProblem(whole=problem, kinds=kinds_of(problem, make_cost))
+    shares = Shares(MixedScorer(mixed, ShardSizes(problem.graph)))
+    return Alone(shares=shares, found={k: _alone(shares, k) for k in range(len(mixed.kinds))})
 
 
 def plan_mixed(
-    problem: Problem,
-    make_cost: MakeCost,
-    *,
-    known_ns: int | None,
-    time_limit_s: float | None = None,
+    alone: Alone, *, known_ns: int | None, time_limit_s: float | None = None
 ) -> MixedAnswer:
     """Everything that several kinds offer; `known_ns` is the best in which the slowest counts."""
-    mixed_problem = MixedProblem(whole=problem, kinds=kinds_of(problem, make_cost))
-    scorer = MixedScorer(mixed_problem, ShardSizes(problem.graph))
-    shares = Shares(scorer)
-    alone = {index: _alone(shares, index) for index in range(len(mixed_problem.kinds))}
-    times = [found.step_time_ns for found in alone.values() if not isinstance(found, str)]
+    shares, scorer = alone.shares, alone.shares.scorer
+    times = [alone.fastest[1].step_time_ns] if alone.fastest is not None else []
     times += [known_ns] if known_ns is not None else []
     shared = shares.search(limit_ns=min(times, default=None), time_limit_s=time_limit_s)
     times += [ns for ns, _ in shared.ranked]
@@ -76,7 +80,7 @@ def plan_mixed(
     ranked = sorted([*shared.ranked, *searched.ranked], key=lambda entry: entry[0])
     bounds = (shared.bound_ns, searched.bound_ns)
     return MixedAnswer(
-        problem=mixed_problem,
+        problem=scorer.problem,
         alone=alone,
         mixed=scorer.score(ranked[0][1]) if ranked else None,
         bound_ns=min((ns for ns in bounds if ns is not None), default=None),

@@ -16,8 +16,15 @@ from typing import Any
 from claw_plan.planner.errors import InfeasiblePlan
 from claw_plan.planner.mixed.alike import kept_apart, slowest_for_all
 from claw_plan.planner.mixed.kinds import Kind, MixedProblem, kinds_of
-from claw_plan.planner.mixed.planning import MixedAnswer, plan_mixed, report_of
+from claw_plan.planner.mixed.planning import (
+    Alone,
+    MixedAnswer,
+    plan_alone,
+    plan_mixed,
+    report_of,
+)
 from claw_plan.planner.mixed.score import MixedScored, MixedScorer
+from claw_plan.planner.mixed.share_bound import ShareBounds
 from claw_plan.planner.mixed.writer import mixed_of_plan, write_mixed_plan
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import model_of_plan
@@ -56,19 +63,29 @@ def plan_request(request: PlanningRequest) -> PlanningResult:
     options = _options(request)
     if options or not several:
         return _on_own_nodes(make_plan(request, slowest), posed, options if several else ())
-    refused = ""
-    alike: PlanningResult | None = None
-    try:
-        alike = _on_own_nodes(make_plan(request, slowest), posed)
-    except InfeasiblePlan as error:
-        refused = str(error)
+    alone = plan_alone(problem, make_cost)
+    alike = _alike(request, slowest, posed, alone)
     answer = plan_mixed(
-        problem,
-        make_cost,
-        known_ns=alike.best.step_time_ns if alike else None,
+        alone,
+        known_ns=alike.best.step_time_ns if isinstance(alike, PlanningResult) else None,
         time_limit_s=request.time_limit_s,
     )
-    return _result(request, posed, alike, answer, refused)
+    return _result(request, posed, alike, answer)
+
+
+def _alike(
+    request: PlanningRequest, slowest: Posed, posed: Posed, alone: Alone
+) -> PlanningResult | str:
+    """All divided alike, or why there is nothing of use: it may be slower than one kind alone."""
+    least_ns = ShareBounds(slowest.problem).least_ns(posed.problem.training.global_batch)
+    fastest = alone.fastest
+    if fastest is not None and least_ns >= fastest[1].step_time_ns:
+        least, name = format_ns(least_ns), fastest[0].name
+        return f"{least} a step at least, which is longer than {name} alone"
+    try:
+        return _on_own_nodes(make_plan(request, slowest), posed)
+    except InfeasiblePlan as error:
+        return str(error)
 
 
 def _options(request: PlanningRequest) -> Sequence[str]:
@@ -120,14 +137,11 @@ def _cost_of(profile: Profile | None, cluster: Cluster) -> CostModel:
 
 
 def _result(
-    request: PlanningRequest,
-    posed: Posed,
-    alike: PlanningResult | None,
-    answer: MixedAnswer,
-    refused: str,
+    request: PlanningRequest, posed: Posed, given: PlanningResult | str, answer: MixedAnswer
 ) -> PlanningResult:
     """The fastest of all; of equal ones what runs today."""
-    alone = answer.best_alone()
+    alike, refused = (None, given) if isinstance(given, str) else (given, "")
+    alone = answer.alone.fastest
     choices: list[tuple[int, int, Scored]] = []
     if alike is not None:
         choices.append((alike.best.step_time_ns, 0, alike.best))
@@ -146,7 +160,7 @@ def _result(
         kind = None if alone is None or best is not alone[1] else alone[0]
         plan = _plan(request, posed, answer.problem, best, kind, report)
     others = [scored for _, _, scored in choices[1:]]
-    named = {answer.problem.names[index]: found for index, found in answer.alone.items()}
+    named = {answer.problem.names[index]: found for index, found in answer.alone.found.items()}
     return PlanningResult(
         plan=plan,
         best=best,

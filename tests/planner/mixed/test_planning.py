@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from claw_plan.planner.mixed.planning import plan_mixed, report_of
+from claw_plan.planner.mixed.planning import plan_alone, plan_mixed, report_of
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import search_space
@@ -23,9 +23,9 @@ def test_unlike_devices_beat_one_kind_alone_and_all_divided_alike(toys, mixed_to
     scorer = Scorer(whole)
     slowest = search_space(scorer, Space(whole, {}))
     known_ns = slowest.times_ns[slowest.ranked[0][0]]
-    answer = plan_mixed(whole, mixed_toys.ToyMixedCost, known_ns=known_ns)
+    answer = plan_mixed(plan_alone(whole, mixed_toys.ToyMixedCost), known_ns=known_ns)
     assert answer.mixed is not None
-    alone = answer.best_alone()
+    alone = answer.alone.fastest
     assert alone is not None and alone[0].name == "k1"
     assert answer.mixed.step_time_ns < min(known_ns, alone[1].step_time_ns)
     assert answer.bound_ns is not None and answer.bound_ns <= answer.mixed.step_time_ns
@@ -37,9 +37,9 @@ def test_what_fits_on_no_kind_is_told(toys, mixed_toys):
         mixed_toys.ToyKind(devices=1, flops_per_s=2e6, tensor_bytes=10),
     ]
     whole = mixed_toys.mixed_scorer(toys, kinds, global_batch=2).problem.whole
-    answer = plan_mixed(whole, mixed_toys.ToyMixedCost, known_ns=None)
-    assert answer.mixed is None and answer.best_alone() is None
-    assert all(isinstance(found, str) for found in answer.alone.values())
+    answer = plan_mixed(plan_alone(whole, mixed_toys.ToyMixedCost), known_ns=None)
+    assert answer.mixed is None and answer.alone.fastest is None
+    assert all(isinstance(found, str) for found in answer.alone.found.values())
 
 
 def test_the_report_counts_both_searches_and_keeps_the_wider_gap(toys, mixed_toys):
@@ -49,7 +49,7 @@ def test_the_report_counts_both_searches_and_keeps_the_wider_gap(toys, mixed_toy
     ]
     graph = toys.graph(layers=2, hidden=10)
     whole = mixed_toys.mixed_scorer(toys, kinds, global_batch=8, graph=graph).problem.whole
-    answer = plan_mixed(whole, mixed_toys.ToyMixedCost, known_ns=None)
+    answer = plan_mixed(plan_alone(whole, mixed_toys.ToyMixedCost), known_ns=None)
     assert answer.mixed is not None
     alike = SearchReport(
         space=10, space_per_knob={}, bound_pruned=7, memory_pruned=1, simulated=2, seconds=0.5,
