@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="on each host")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="bytes")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=26, help="of the selector")
+    parser.add_argument("--steps", type=int, default=40, help="of the selector")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
