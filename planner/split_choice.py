@@ -29,7 +29,8 @@ from claw_plan.planner.tensor_parallel import COLUMN, ROW, regions_of
 class BlockSplit:
     """The choice for one block at one degree. `columns` and `rows` are parameters, `cut_ops` the
     names of other operators that run divided. `forward` and `backward` are the collectives of the
-    passes, in order of the tensors they move. `whole_ns` is the time undivided.
+    passes, in order of the tensors they move. `whole_ns` is the time undivided. `is_proven` is
+    False where not every choice could be looked at.
     """
 
     block: str
@@ -41,6 +42,7 @@ class BlockSplit:
     cut_ops: tuple[str, ...]
     forward: tuple[str, ...]
     backward: tuple[str, ...]
+    is_proven: bool = True
 
     def text(self) -> str:
         """One line for people."""
@@ -50,6 +52,8 @@ class BlockSplit:
         return (
             f"{self.block}, {self.degree} ways: {_modules(self.columns)} by columns, "
             f"{_modules(self.rows)} by rows; {saved:.0%} less time than undivided"
+            + ", not proven best"
+            * (not self.is_proven)
         )
 
 
@@ -134,6 +138,7 @@ def told(
         cut_ops=tuple(cut_ops),
         forward=tuple(forward),
         backward=tuple(backward),
+        is_proven=choice.is_proven,
     )
 
 

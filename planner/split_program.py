@@ -12,8 +12,9 @@ alive at once, as in the blocks of models.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from claw_plan.planner.errors import TensorParallelError
 from claw_plan.planner.split_states import State
 
 Price = Callable[[int, State, State], int | None]
@@ -53,11 +54,15 @@ class SplitProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The cheapest choice: its time and memory, and the way of every step."""
+    """The cheapest choice: its time and memory, and the way of every step.
+
+    `is_proven` is False where too many situations were alive at once to look at all.
+    """
 
     time_ns: int
     held_bytes: int
     ways: tuple[Way, ...]
+    is_proven: bool = True
 
 
 class _Label:
@@ -76,6 +81,10 @@ Held = frozenset[State]
 Frontier = tuple[Held, ...]
 
 
+MOST_SITUATIONS = 3000
+"""Of one step. With more the answer is the first walk's, not proven: blocks that Transformers are
+made of stay below 500 where only what the executor runs is asked for."""
+
 BEAM = 48
 """Situations that the first walk keeps a step; its answer bounds the exact one."""
 
@@ -89,7 +98,16 @@ def solve(program: SplitProgram, *, limit_bytes: int | None = None) -> Choice | 
     cheaper than its answer even if every step that follows took its least.
     """
     quick = _walk(program, limit_bytes, BEAM, None)
-    return _walk(program, limit_bytes, None, None if quick is None else quick.time_ns)
+    try:
+        return _walk(program, limit_bytes, None, None if quick is None else quick.time_ns)
+    except _TooManyError:
+        if quick is None:
+            raise
+        return replace(quick, is_proven=False)
+
+
+class _TooManyError(TensorParallelError):
+    """More situations than are looked at, and no choice among the few of the first walk."""
 
 
 def _walk(
@@ -119,6 +137,8 @@ def _walk(
         table, live = _undominated(program, after, following), after
         if beam is not None:
             table = {key: table[key] for key in list(table)[:beam]}
+        elif len(table) > MOST_SITUATIONS:
+            raise _TooManyError(f"{step.name}: over {MOST_SITUATIONS} situations to look at")
         if not table:
             return None
     ends = [label for labels in table.values() for label in labels]

@@ -1,10 +1,13 @@
 """The dynamic program against all assignments."""
 
+from dataclasses import replace
 from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from claw_plan.planner import split_program as module
 from claw_plan.planner.split_program import SplitProgram, Step, Way, cost_of, solve
 from claw_plan.planner.split_states import PARTIAL, SHARED, WHOLE, State, cut
 
@@ -84,6 +87,24 @@ def test_a_tensor_is_brought_to_a_state_once_for_all_who_need_it() -> None:
     program = SplitProgram(steps=(make, *uses), price=lambda tensor, origin, target: 10)
     choice = solve(program)
     assert choice is not None and choice.time_ns == 10
+
+
+def test_with_too_many_situations_the_answer_is_not_called_proven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_SITUATIONS", 1)
+    ways = tuple(
+        replace(_way((), (state,)), time_ns=time) for state, time in ((WHOLE, 1), (cut(0), 2))
+    )
+    ends = tuple(
+        replace(_way((state,), ()), time_ns=time) for state, time in ((WHOLE, 9), (cut(0), 1))
+    )
+    steps = (
+        Step(name="make", inputs=(), outputs=(0,), ways=ways),
+        Step(name="end", inputs=(0,), outputs=(), ways=ends),
+    )
+    choice = solve(SplitProgram(steps=steps, price=lambda tensor, origin, target: 100))
+    assert choice is not None and (choice.time_ns, choice.is_proven) == (3, False)
 
 
 def _way(needs: tuple[State, ...], gives: tuple[State, ...]) -> Way:
