@@ -27,6 +27,7 @@ from claw_plan.planner.lower_data import memory_work
 from claw_plan.planner.message_rounds import added_bytes, all_reduce_by
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
+from claw_plan.planner.supported import OF_MOMENTUM
 from claw_plan.profiles.codecs import CodecDescriptor, describe_codec
 from claw_plan.profiles.cost import CollectiveCost
 
@@ -44,6 +45,15 @@ MEAN_BYTES = 12
 
 CAST_BYTES = 8
 """The same for a copy in fp32: a mean divided by the ranks, or the result put in its place."""
+
+MOMENTUM_BYTES, MOVE_BYTES = 40, 24
+"""The same where AdamW's momentum travels: momentum and gradient made flat (16), their mixture
+(12) and its scaling by the step's rate (12) before it is encoded; after, what the optimizer moves
+beyond AdamW's own step (52 less 28): the rate taken out again (24), the momentum kept (8), weights
+decayed and moved (20). Counted from executor.optimizers.one_bit_adam."""
+
+MOMENTUM_BUCKET_BYTES = 25 * 2**20
+"""Of the vectors that such an optimizer sends (executor.optimizers.buckets.BUCKET_BYTES)."""
 
 ADD = "communication.add"
 """How measurements may name what a rank does to add up the messages of an all-reduce."""
@@ -102,16 +112,23 @@ def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) 
     exchange = problem.collective("all_to_all", sum(wires), ranks, nodes, by_data=True)
     gather = problem.collective("all_gather", ranks * max(wires), ranks, nodes, by_data=True)
     encode_bytes = encoding_bytes(codec)
+    of_momentum = sends_momentum(candidate, problem.training.optimizer)
+    before, after = (MOMENTUM_BYTES, MOVE_BYTES) if of_momentum else (0, 0)
     own = max(parts)
     server_bytes = ranks * (codec.decode_bytes + MEAN_BYTES) + CAST_BYTES + encode_bytes
     return Averaging(
         phases=(
-            Phase(kernels_ns("encode", encode_bytes * elements), exchange),
+            Phase(kernels_ns("encode", (before + encode_bytes) * elements), exchange),
             Phase(kernels_ns("mean", server_bytes * own), gather),
         ),
-        last_ns=kernels_ns("decode", (codec.decode_bytes + CAST_BYTES) * elements),
-        is_waited_for=not _waits_for_the_wire(problem, nodes),
+        last_ns=kernels_ns("decode", (codec.decode_bytes + CAST_BYTES + after) * elements),
+        is_waited_for=of_momentum or not _waits_for_the_wire(problem, nodes),
     )
+
+
+def sends_momentum(candidate: Candidate, optimizer: str | None) -> bool:
+    """Whether the optimizer exchanges its momentum after the backward, and no gradients."""
+    return optimizer == "adamw" and candidate.codec.partition(":")[0] in OF_MOMENTUM
 
 
 def _waits_for_the_wire(problem: Problem, nodes: int) -> bool:
@@ -154,18 +171,27 @@ class Bucket(NamedTuple):
 
 
 def buckets_of(
-    held: Sequence[tuple[Parameter, int]], units: range, candidate: Candidate
+    held: Sequence[tuple[Parameter, int]],
+    units: range,
+    candidate: Candidate,
+    optimizer: str | None,
 ) -> tuple[Bucket, ...]:
     """The buckets of trained parameters, in the model's order with their elements on a rank.
 
     `units` are those of the stage. What the library does not average is filled from the model's
-    last parameter to its first.
+    last parameter to its first; momentum, after all, from its first to its last.
     """
+    if sends_momentum(candidate, optimizer):
+        sizes = filled_buckets(
+            (STORED_BYTES * elements for _, elements in held), MOMENTUM_BUCKET_BYTES
+        )
+        elements = iter([count for _, count in held])
+        return tuple(Bucket(AFTER_ALL, sum(islice(elements, size))) for size in sizes)
     if candidate.buckets:
         return _planned(held, candidate.buckets)
     if candidate.codec != "none" or candidate.collective != "auto":
-        sizes = (STORED_BYTES * elements for _, elements in reversed(held))
-        return _planned(held, filled_buckets(sizes, candidate.bucket_bytes))
+        last_first = (STORED_BYTES * count for _, count in reversed(held))
+        return _planned(held, filled_buckets(last_first, candidate.bucket_bytes))
     return _filled(held, units, candidate.bucket_bytes)
 
 

@@ -85,8 +85,8 @@ class AveragingBounds:
     def _beside(self, candidate: Candidate, cuts: Cuts) -> list[Averaged]:
         sizes = self._held(candidate, cuts)
         held = [(p, sizes[p.name]) for p in self.problem.graph.parameters if p.name in sizes]
-        found = []
-        for unit, elements in buckets_of(held, range(*cuts[0]), candidate):
+        optimizer, found = self.problem.training.optimizer, []
+        for unit, elements in buckets_of(held, range(*cuts[0]), candidate, optimizer):
             mean = averaging(self.problem, candidate, elements)
             ns = sum(kernels_ns + floor_ns(cost) for kernels_ns, cost in mean.phases)
             found.append(Averaged(unit, ns + mean.last_ns, not mean.is_waited_for))

@@ -30,7 +30,8 @@ class Whole(DataParallel):
         if self.by_unit:
             held = [(parameter, self._held(parameter)) for parameter in self._trained()]
             own = range(self._start, self._stop)
-            self._buckets = buckets_of(held, own, self._candidate)
+            optimizer = self._problem.training.optimizer
+            self._buckets = buckets_of(held, own, self._candidate, optimizer)
 
     @override
     def after_backward(self, unit: int, is_last: bool) -> None:

@@ -281,8 +281,10 @@ class Members:
         held = [(p, local_numel(p, base.tp)) for p in graph.parameters if p.trainable]
         units = range(len(graph.units))
         found: dict[tuple[Bucket, ...], int] = {}
+        optimizer = self._problem.training.optimizer
         for size in BUCKETS:
-            found.setdefault(buckets_of(held, units, replace(base, bucket_bytes=size)), size)
+            sized = replace(base, bucket_bytes=size)
+            found.setdefault(buckets_of(held, units, sized, optimizer), size)
         return list(found.values())
 
     def _find_ways(

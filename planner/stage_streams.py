@@ -134,9 +134,15 @@ class StageStreams:
         self, stream: int, kind: str, name: str, cost: CollectiveCost, copy_ns: int,
         needs: Sequence[int], *, axis: str = "",
     ) -> int:  # fmt: skip
-        """A collective on a stream of its own."""
+        """A collective on a stream of its own; what is copied before it takes the cores."""
         needs = [need for need in needs if need >= 0]
         self.moved.append(((axis,), cost.moves))
+        if copy_ns and self.cores:
+            copied = self.builder.add(
+                stream, 0, needs, kind=kind, name=name, work_bytes=copy_ns,
+                rate_cap_bytes_per_s=float(NS_PER_S), links=self.cores,
+            )  # fmt: skip
+            needs, copy_ns = [copied], 0
         self._beside_ns += cost.alone_ns
         return self._flow(stream, kind, name, cost, needs, copy_ns)
 

@@ -33,16 +33,20 @@ def test_buckets_fill_in_the_order_of_completion():
         (parameter("d", 2), 2),
     ]
     full_at_40, full_at_4 = (Candidate(bucket_bytes=size) for size in (40, 4))
-    assert buckets_of(held, range(3), full_at_40) == ((1, 11), (AFTER_ALL, 7))
-    assert buckets_of(held, range(3), full_at_4) == ((2, 2), (1, 9), (1, 4), (0, 3))
-    assert buckets_of([], range(3), full_at_40) == ()
+    assert buckets_of(held, range(3), full_at_40, None) == ((1, 11), (AFTER_ALL, 7))
+    assert buckets_of(held, range(3), full_at_4, None) == ((2, 2), (1, 9), (1, 4), (0, 3))
+    assert buckets_of([], range(3), full_at_40, None) == ()
 
 
 def test_planned_buckets_hold_parameters_from_the_last_and_wait_for_those_before():
     """A table that units 0 and 2 use is complete with unit 0, and holds back what follows it."""
     table = replace(parameter("table", 0), units=(0, 2))
     held = [(parameter("a", 0), 3), (parameter("b", 1), 4), (table, 5), (parameter("d", 2), 2)]
-    assert buckets_of(held, range(3), Candidate(buckets=(1, 1, 2))) == ((2, 2), (0, 5), (0, 7))
+    assert buckets_of(held, range(3), Candidate(buckets=(1, 1, 2)), None) == (
+        (2, 2),
+        (0, 5),
+        (0, 7),
+    )
 
 
 def test_a_codec_has_two_phases(toys):
@@ -55,12 +59,28 @@ def test_a_codec_has_two_phases(toys):
     (encode_ns, exchange), (server_ns, gather) = mean.phases
     assert (exchange.moves[0].op, exchange.bytes) == ("all_to_all", 3 * 8)
     assert (gather.moves[0].op, gather.bytes) == ("all_gather", 3 * 8)
-    # The toy moves 10 bytes a ns. Encoding moves 8.125 bytes an element, decoding 4.125.
+    # The toy moves 10 bytes a ns. Encoding moves 8.125 bytes an element, decoding 4.125; AdamW's
+    # momentum takes 40 before and 24 after.
     encoding = 8.125 + 4.125 + 24
-    assert encode_ns == 20 * encoding // 10
+    assert encode_ns == 20 * (40 + encoding) // 10
     assert server_ns == 8 * (3 * (4.125 + 12) + 8 + encoding) // 10
-    assert mean.last_ns == 20 * (4.125 + 8) // 10
+    assert mean.last_ns == 20 * (4.125 + 8 + 24) // 10
     assert mean.is_waited_for
+
+
+def test_momentum_travels_after_the_backward_in_buckets_of_its_own(toys):
+    """From the first parameter on, full at 25 MiB; plain SGD has none, and sends gradients."""
+    mib = 2**20 // 4
+    held = [
+        (parameter("a", 0), 20 * mib), (parameter("b", 1), 6 * mib), (parameter("c", 2), mib),
+    ]  # fmt: skip
+    one_bit = Candidate(dp_replicate=2, codec="one_bit", bucket_bytes=4, buckets=(2, 1))
+    momentum = ((AFTER_ALL, 26 * mib), (AFTER_ALL, mib))
+    assert buckets_of(held, range(3), one_bit, "adamw") == momentum
+    assert buckets_of(held, range(3), one_bit, "sgd") == ((1, 7 * mib), (0, 20 * mib))
+    between = toys.problem(cluster=toys.cluster(devices=1, nodes=2, kind="cpu"))
+    assert averaging(between, one_bit, 20).is_waited_for
+    assert not averaging(between, replace(one_bit, codec="int8"), 20).is_waited_for
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9))
