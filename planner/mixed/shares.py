@@ -6,7 +6,7 @@ that of the best plan on its devices alone, found and proven as on any cluster o
 
 No step is shorter than its slowest kind takes alone. So divisions of the batch are looked at best
 bound first: a share starts with a bound (`share_bound`), gets its proven time when a division with
-it may be the best, and a division whose shares are all known is simulated as a whole. A share is
+it may be the best, and with it the other shares, so that a whole step is soon known. A share is
 only searched for plans faster than the best step so far. The search ends when the next bound is no
 better than that.
 """
@@ -194,15 +194,14 @@ class _Searcher:
         if (slowest_ns := max(times.values())) > bound_ns:
             return [self._branch(division, slowest_ns)]
         unknown = [kind for kind in used if not shares.is_known(kind, used[kind])]
-        if not unknown:
-            return self._simulated(division)
-        if not self.searches_left:
-            self.left_ns.append(bound_ns)
-            return []
-        self.searches_left -= 1
-        slowest = max(unknown, key=times.__getitem__)
-        found = shares.alone(slowest, used[slowest], self.best_ns)
-        return Evaluated(None, None) if found is None else [self._branch(division, bound_ns)]
+        for kind in sorted(unknown, key=times.__getitem__, reverse=True):
+            if not self.searches_left:
+                self.left_ns.append(bound_ns)
+                return []
+            self.searches_left -= 1
+            if shares.alone(kind, used[kind], self.best_ns) is None:
+                return Evaluated(None, None)
+        return self._simulated(division)
 
     def _simulated(self, division: tuple[int, ...]) -> Evaluated[MixedCandidate]:
         mixed = self.shares.mixed(division)
