@@ -40,6 +40,9 @@ def test_layouts_by_hand() -> None:
     # 448 is the largest of e4m3, 0x7e; 2^-9 its smallest; -0 keeps its sign.
     codes = Fp8Blocks(block=8).encode(torch.tensor([448.0, 2.0**-9, -1.0, -0.0]))
     assert codes.tolist() == [0x7E, 0x01, 0xB8, 0x80, 135, 0, 0, 0]
+    # Halves go to even here too: 17/16 to 1, 19/16 to 5/4, 2.5 smallest steps to 2.
+    ties = torch.tensor([448.0, 17 / 16, 19 / 16, 2.5 * 2.0**-9])
+    assert Fp8Blocks(block=8).encode(ties)[:4].tolist() == [0x7E, 0x38, 0x3A, 0x02]
 
 
 def test_ratios() -> None:

@@ -41,13 +41,16 @@ def test_sums_of_what_is_not_finite_are_nan(bad: float) -> None:
 
 
 def block_inputs(numel: int) -> list[torch.Tensor]:
-    """Normal numbers, numbers of all sizes, and blocks of everything special."""
+    """Normal numbers, numbers of all sizes, everything special, and ties."""
     generator = torch.Generator().manual_seed(numel)
     normal = torch.randn(numel, generator=generator)
     wide = normal * 2.0 ** torch.randint(-140, 120, (numel,), generator=generator)
     special = normal.clone()
     special[: min(8, numel)] = SPECIAL[: min(8, numel)]
-    return [normal, wide, special, torch.zeros(numel)]
+    # Halfway between two codes, of fp8 often and of int8 where the scale is one.
+    halves = torch.randint(-254, 255, (numel,), generator=generator) / 2
+    halves[::32] = 127
+    return [normal, wide, special, halves, torch.zeros(numel)]
 
 
 @pytest.mark.parametrize("numel", SIZES)

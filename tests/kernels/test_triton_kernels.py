@@ -40,7 +40,10 @@ def inputs(numel: int) -> list[Tensor]:
     wide = normal * 2.0 ** torch.randint(-140, 120, (numel,), generator=generator)
     special = normal.clone()
     special[: min(8, numel)] = SPECIAL[: min(8, numel)]
-    return [normal, wide, special, torch.zeros(numel)]
+    # Halfway between two codes, of fp8 often and of int8 where the scale is one.
+    halves = torch.randint(-254, 255, (numel,), generator=generator) / 2
+    halves[::32] = 127
+    return [normal, wide, special, halves, torch.zeros(numel)]
 
 
 def bytes_of(count: int) -> Tensor:
