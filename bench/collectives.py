@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=1.0, help="one way, host to switch")
     parser.add_argument("--ranks", type=int, default=1, help="on each host")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="bytes")
+    parser.add_argument("--algorithms", nargs="+", default=list(NAMES), choices=NAMES)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="of the selector")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
@@ -71,7 +72,7 @@ def _rank(options: argparse.Namespace) -> None:
     started = time.perf_counter()
     selector = Selector(group, SelectorOptions(check_interval_ns=1))
     probe_s = time.perf_counter() - started
-    rows = [measure(group, size, options.repeats, selector.links) for size in options.sizes]
+    rows = [measure(group, size, options, selector.links) for size in options.sizes]
     for size, row in zip(options.sizes, rows, strict=True):
         row["selected"] = select(selector, size, options.steps)
     found = {
@@ -89,12 +90,14 @@ def _rank(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def measure(group: CollectiveGroup, size: int, repeats: int, links: Links) -> dict[str, Any]:
+def measure(
+    group: CollectiveGroup, size: int, options: argparse.Namespace, links: Links
+) -> dict[str, Any]:
     """Medians in ms of each algorithm, in turns; the slowest rank counts."""
-    times: dict[str, list[float]] = {name: [] for name in NAMES}
+    times: dict[str, list[float]] = {name: [] for name in options.algorithms}
     flat = torch.ones(size // 4)
-    for repeat in range(WARM_UPS + repeats):
-        for name in NAMES:
+    for repeat in range(WARM_UPS + options.repeats):
+        for name in options.algorithms:
             one = group.using(name)
             spent = slowest_ms(group, lambda: one.all_reduce(flat))  # noqa: B023
             if repeat >= WARM_UPS:
@@ -175,6 +178,7 @@ def checks(group: CollectiveGroup, size: int, repeats: int) -> dict[str, float]:
 def table(found: dict[str, Any]) -> list[str]:
     """Rows of sizes; times in ms, the model's in brackets, and the selector's regret."""
     changes, checks = found["changes"], found["checks"]
+    names = list(found["rows"][0]["ms"])
     lines = [
         f"- links as probed in {found['probe_s']:.2f} s: {found['latency_ns'] / NS_PER_MS:.2f} ms "
         f"and {found['bytes_per_s'] / 1e6:.1f} MB/s; ranks by host {found['nodes']}",
@@ -183,17 +187,17 @@ def table(found: dict[str, Any]) -> list[str]:
         f"- a ring of the largest takes {checks['plain']:.1f} ms, with checksums "
         f"{checks['checked']:.1f} ms; one checksum {checks['one_checksum']:.2f} ms",
         "",
-        "| size | " + " | ".join(NAMES) + " | selected | slower than the best |",
-        "|---|" + "--:|" * len(NAMES) + "---|--:|",
+        "| size | " + " | ".join(names) + " | selected | slower than the best |",
+        "|---|" + "--:|" * len(names) + "---|--:|",
     ]
     for row in found["rows"]:
         best = min(row["ms"].values())
         cells = [
             f"{row['ms'][name]:.1f}"
             + (f" ({row['model_ms'][name]:.1f})" if name != NATIVE else "")
-            for name in NAMES
+            for name in names
         ]
-        regret = row["ms"][row["selected"]] / best - 1
+        regret = row["ms"].get(row["selected"], best) / best - 1
         lines.append(
             f"| {format_bytes(row['size'])} | {' | '.join(cells)} | {row['selected']} "
             f"| {regret:.1%} |"
