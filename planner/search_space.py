@@ -22,7 +22,7 @@ from claw_plan.planner.memory import make_fits
 from claw_plan.planner.objective import Objective
 from claw_plan.planner.objective_search import Valued
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.search import Branch, Evaluated, SearchReport, best_first
+from claw_plan.planner.search import Branch, Evaluated, Outcome, SearchReport, best_first
 from claw_plan.planner.space import Space
 from claw_plan.planner.stage_path import Cuts, StagePath
 
@@ -210,8 +210,21 @@ def search_space(
         times_ns = {choice: valued.times_ns[choice] for choice in times_ns}
     looked_at = sorted((bound, choice) for choice, bound in searcher.looked_at.items())
     ranked = list(times_ns)
-    simulated = len(ranked)
-    report = SearchReport(
+    return Searched(
+        ranked=tuple(ranked),
+        times_ns={candidate: times_ns[candidate, cuts] for candidate, cuts in ranked},
+        report=_report(space, total, outcome),
+        space=space,
+        bounds=searcher.bounds,
+        looked_at=[entry for entry in looked_at if entry[1] not in times_ns],
+        pruned=searcher.pruned,
+        pruned_rows=searcher.pruned_rows,
+    )
+
+
+def _report(space: Space, total: int, outcome: Outcome[Choice]) -> SearchReport:
+    simulated = len(outcome.ranked)
+    return SearchReport(
         space=total,
         space_per_knob=space.knob_sizes(),
         bound_pruned=total - simulated - outcome.memory_pruned - outcome.left,
@@ -220,16 +233,6 @@ def search_space(
         seconds=outcome.seconds,
         gap=outcome.gap,
         left=outcome.left,
-    )
-    return Searched(
-        ranked=tuple(ranked),
-        times_ns={candidate: times_ns[candidate, cuts] for candidate, cuts in ranked},
-        report=report,
-        space=space,
-        bounds=searcher.bounds,
-        looked_at=[entry for entry in looked_at if entry[1] not in times_ns],
-        pruned=searcher.pruned,
-        pruned_rows=searcher.pruned_rows,
     )
 
 

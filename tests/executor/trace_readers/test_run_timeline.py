@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from claw_plan.simulator.timeline import Span
 
 def span(rank: int, kind: str, name: str, start: int, end: int, **more: Any) -> dict[str, Any]:
     made = Span(rank=rank, stream="s", kind=kind, name=name, start_ns=start, end_ns=end, **more)
-    as_written: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(made)))
+    as_written: dict[str, Any] = json.loads(json.dumps(made._asdict()))
     return as_written
 
 
