@@ -99,6 +99,16 @@ def sends_momentum(plan: Plan, loaded: LoadedModel) -> bool:
     return is_adamw and name in OF_MOMENTUM
 
 
+def warmup_note(plan: Plan, loaded: LoadedModel, steps: int) -> str:
+    """What to say of a run whose steps all, or first, send whole gradients; mostly nothing."""
+    warmup = plan.training.codec_warmup_steps
+    if plan.knobs().codec == UNCODED or not sends_momentum(plan, loaded):
+        return ""
+    said = f"codec={plan.knobs().codec}: the first {warmup} steps send whole gradients"
+    reach = "" if steps > warmup else f", and this run ends after {steps}"
+    return f"{said} (training.codec_warmup_steps of the plan){reach}"
+
+
 def means_of(plan: Plan, mesh: Mesh) -> dict[str, Any]:
     """The group of this rank's replicas, and by which algorithm they meet."""
     asked = plan.knobs().collective

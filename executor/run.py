@@ -26,6 +26,7 @@ from claw_plan.executor.placement import check_count
 from claw_plan.executor.preflight import PREFLIGHT_FILE, preflight
 from claw_plan.executor.rank_work import among_others, meet_others, set_environment, told_by_rank_0
 from claw_plan.executor.ranks import Rank
+from claw_plan.executor.replica_exchange import warmup_note
 from claw_plan.executor.run_files import RunResult, make_run_folder, read_result, write_run
 from claw_plan.executor.train import STEPS_FILE, OnStep, train
 from claw_plan.planner.plan import Plan, load_plan
@@ -62,6 +63,8 @@ def run_plan(
     if data is not None:
         make_source(plan, loaded, data)  # says what is wrong with it before any rank starts
     rank = Rank.from_environment(device_type=device_type_of(plan))
+    if (rank is None or rank.rank == 0) and (note := warmup_note(plan, loaded, steps)):
+        launch.say(note)
     make_job = partial(_job, plan, steps, data, checkpoints, launch)
     if rank is not None:
         check_machine(plan, rank)

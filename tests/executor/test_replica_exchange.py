@@ -17,6 +17,7 @@ from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.replica_exchange import (
     refuse_exchange,
     sends_momentum,
+    warmup_note,
     without_codec,
 )
 from claw_plan.planner.supported import ALGORITHMS, CODECS
@@ -106,6 +107,19 @@ def test_all_ranks_leave_out_a_step_in_which_one_overflowed(found: Found, codec:
         assert torch.equal(step["after"], found[0][codec]["skipped"]["after"])
         assert step["after"].isfinite().all()
         assert not torch.equal(step["after"], step["kept"])
+
+
+def test_a_run_says_when_momentum_begins_to_travel(tiny_plan: Callable[..., Path]) -> None:
+    plan, loaded = open_plan(tiny_plan("noted", codec="one_bit", dp_replicate=2))
+    said = (
+        "codec=one_bit: the first 300 steps send whole gradients (training.codec_warmup_steps of "
+        "the plan)"
+    )
+    assert warmup_note(plan, loaded, 301) == said
+    assert warmup_note(plan, loaded, 300) == f"{said}, and this run ends after 300"
+    for codec in ("none", "int8"):
+        plan, loaded = open_plan(tiny_plan(f"not-noted-{codec}", codec=codec, dp_replicate=2))
+        assert warmup_note(plan, loaded, 5) == ""
 
 
 def test_what_is_compared_with_one_process_has_no_codec(tiny_plan: Callable[..., Path]) -> None:
