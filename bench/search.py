@@ -26,10 +26,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.graph import ModelGraph
-from claw_plan.planner.members import divisors
+from claw_plan.planner.members import ORDERS, divisors
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.problem import Problem, Training
@@ -38,7 +39,7 @@ from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import may_be_cut_otherwise, search_space
 from claw_plan.planner.space import Space
 from claw_plan.planner.stage_path import Cuts
-from claw_plan.planner.supported import OFFLOAD, RECOMPUTE, refusal
+from claw_plan.planner.supported import ALGORITHMS, OFFLOAD, RECOMPUTE, refusal
 from claw_plan.planner.trace import trace
 from claw_plan.profiles.cluster_file import load_cluster
 from claw_plan.profiles.cost_model import ClusterCostModel
@@ -149,18 +150,22 @@ def graph_of(layers: int, heads: int, width: int) -> ModelGraph:
     return trace(model, seq_len=256, dtype="bfloat16")
 
 
+CODECS = ("one_bit", "int8")
+"""Codecs that are offered where they act, in fp32."""
+
 CLUSTERS = ("1xdgx-h100", "2xdgx-a100-80gb", "1xdgx1-v100", "2xg5.48xlarge", "2xdgx-h100")
 
 
 def random_problem(rng: random.Random, batches: tuple[int, ...]) -> Problem:
-    """A small model on a small cluster whose memory may be short."""
+    """A small model on a small cluster whose memory may be short; a third train in fp32."""
     graph = graph_of(rng.choice((2, 4, 6)), rng.choice((2, 4, 6)), rng.choice((192, 768)))
     name = rng.choice(CLUSTERS)
     cluster = load_cluster(name)
+    halves = "float16" if "v100" in name else "bfloat16"
     training = Training(
         global_batch=rng.choice(batches),
         seq_len=256,
-        precision="float16" if "v100" in name else "bfloat16",
+        precision=rng.choice((halves, halves, "float32")),
         optimizer="adamw",
         # What is left of the device is what binds: everything, or hardly more than the context.
         memory_headroom=rng.choice((0.1, 0.1, 0.9, 0.94)),
@@ -186,7 +191,7 @@ def brute_rows(problems: int) -> Iterator[str]:
     rng, equal, simulated, infeasible = random.Random(1), 0, 0, 0
     for _ in range(problems):
         problem = random_problem(rng, (4, 6, 8))
-        scorer, space = Scorer(problem), Space(problem, random_fix(rng, problem))
+        scorer, space = Scorer(problem), Space(problem, random_fix(rng, problem), CODECS)
         best: int | None = None
         for group in space.groups():
             for candidate in space.members(group):
@@ -204,10 +209,11 @@ def brute_rows(problems: int) -> Iterator[str]:
     yield f"| {problems} | {equal} | {infeasible} | {simulated:,} |"
 
 
-def random_fix(rng: random.Random, problem: Problem) -> dict[str, int | str]:
-    """Pins that keep a space small enough to simulate whole."""
+def random_fix(rng: random.Random, problem: Problem) -> dict[str, Any]:
+    """Pins that keep a space small enough to simulate whole; every fourth has all mesh orders."""
     most = min(3, len(problem.graph.blocks))
-    return {
+    order = {"mesh_order": rng.choice(ORDERS)} if rng.random() < 0.75 else {}
+    return order | {
         "pp": rng.randint(1, most),
         "microbatch_size": rng.choice((1, 2)),
         "offload": rng.choice(OFFLOAD),
@@ -254,6 +260,8 @@ def moved_outside(rng: random.Random, candidate: Candidate) -> Candidate:
         reshard_ranks=rng.choice([0, *inner]) if candidate.zero == 3 else 0,
         blocks_per_group=rng.choice((1, 2, 3, 5)) if sharded else 1,
         bucket_bytes=rng.choice((1_000_000, 5_000_000, 100_000_000)),
+        mesh_order=tuple(rng.sample(MESH_ORDER, len(MESH_ORDER))),
+        collective=rng.choice(("auto", *ALGORITHMS)) if candidate.reduces_in_backward else "auto",
     )
     if candidate.pp == 1:
         return changed

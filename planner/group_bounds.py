@@ -62,6 +62,22 @@ class GroupBounds:
         work = self._table.microbatches * -(-total // self._table.pp)
         return np.where(self._splits, work, np.maximum(total, work))
 
+    @property
+    def any_cut_ns(self) -> Int:
+        """A bound of every group with one stage a rank, however its chain is cut.
+
+        A rank waits for one microbatch to pass those before it, forwards and backwards, and runs
+        m of its own: before_r + m w_r. The largest of these is least where all are equal, which
+        takes T / (1 - (1 - 1/m)^p) of stages that add up to T. Of schedules that split backwards,
+        and of several stages a rank, it is the crudest bound.
+        """
+        table = self._table
+        total = self._chain.times_ns[self._times, :, -1][:, CUT].astype(np.float64)
+        rest = (1 - 1 / table.microbatches) ** table.pp
+        equal = (total / (1 - rest) * (1 - 1e-9)).astype(np.int64)
+        is_plain = (table.stages_per_rank == 1) & ~self._splits & (table.recompute_blocks == 0)
+        return np.where(is_plain, np.maximum(equal, self.even_ns), self.even_ns)
+
     def cut(self, rows: Int, blocks: Int | None = None) -> tuple[Int, NDArray[np.bool_]]:
         """The path bound of the best cut of each row, and whether memory does not rule it out.
 

@@ -20,7 +20,7 @@ from claw_plan.planner.placement import outcome, stride_of, tp_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import SCHEDULES
 from claw_plan.planner.shards import local_numel
-from claw_plan.planner.supported import ALGORITHMS, OF_MOMENTUM, OFFLOAD, refusal
+from claw_plan.planner.supported import ALGORITHMS, OF_MOMENTUM, OFFLOAD, order_refusal, refusal
 
 BLOCKS_PER_GROUP = (1, 2, 4)
 """Blocks that are gathered together; more of them are offered by --fix."""
@@ -182,9 +182,11 @@ class Members:
 
     def _find_laid(self, degrees: Degrees, shard: int) -> list[tuple[str, ...]]:
         """The orders of the mesh with so many shards, one of each outcome."""
-        if len(self.orders) == 1:
-            return [self.orders[0]]
         pp, tp, dp, nodes = degrees
+        if len(self.orders) == 1:
+            only = self.orders[0]
+            laid = Candidate(dp_shard=shard, dp_replicate=dp // shard, mesh_order=only)
+            return [] if order_refusal(laid) else [only]
         problem = self._problem
         found: dict[tuple[object, ...], tuple[str, ...]] = {}
         per_node = problem.devices_per_node

@@ -21,9 +21,10 @@ MOST_MICROBATCHES = 4096
 CANNOT_ACT = (
     "a schedule is chosen only where pp is above 1, and with one microbatch only one that splits "
     "backwards, which is offered together with recompute only where it is pinned, "
-    "sequence_parallel only where tp is above 1 and divides the sequence, tp only where its "
-    "groups span no more nodes than they must, recompute_blocks only below the blocks of an even "
-    "stage, reshard_ranks only as the most neighbours within a node, blocks_per_group only as "
+    "sequence_parallel only where tp is above 1 and divides the sequence, codec and collective "
+    "only where whole replicas meet during backward (fp32, dp_shard=1, pp=1, tp=1), "
+    "recompute_blocks only below the blocks of an even stage, reshard_ranks only as the most "
+    "neighbours within a node, blocks_per_group only as "
     f"{', '.join(map(str, BLOCKS_PER_GROUP))} unless pinned, and a step has at most "
     f"{MOST_MICROBATCHES} microbatches"
 )
@@ -47,6 +48,14 @@ def check_pinned(fix: Mapping[str, Any], cluster: Cluster) -> None:
         why = refusal(pinned)
     if why:
         raise PlanError(f"--fix {why}")
+    order = pinned.mesh_order
+    apart = [order.index("tp") < order.index(axis) for axis in ("dp_replicate", "dp_shard")]
+    if "mesh_order" in fix and len(set(apart)) > 1:
+        raise PlanError(
+            f"--fix mesh_order={'/'.join(order)}: put tp before both of dp_replicate and "
+            "dp_shard, or behind both, so that how far apart its ranks are does not hang on how "
+            "dp is divided"
+        )
     if pinned.sequence_parallel and fix.get("tp") == 1:
         raise PlanError("--fix sequence_parallel=true acts with tp above 1 only; pin tp=2 or more")
     if pinned.num_devices > cluster.num_devices:

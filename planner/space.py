@@ -223,14 +223,13 @@ class Space:
 
     def _in_orders(self, pp: int, tp: int, runs: Int, members: Members) -> Int:
         """Each run once for every number of nodes that tensor-parallel groups may span."""
-        spans = {dp: members.spans(pp, tp, dp) for dp in set(runs[0].tolist())}
+        distinct, which = np.unique(runs[0], return_inverse=True)
+        spans = [members.spans(pp, tp, dp) for dp in distinct.tolist()]
         pieces = [np.zeros((7, 0), np.int64)]
         for order in range(len(members.orders)):
-            chosen = np.array([order in spans[dp] for dp in runs[0].tolist()], dtype=bool)
-            some = runs[:, chosen]
-            nodes = np.array([spans[dp][order] for dp in some[0].tolist()], dtype=np.int64)
+            nodes = np.array([span.get(order, 0) for span in spans], dtype=np.int64)[which]
             columns = np.stack([np.full(len(nodes), order, np.int64), nodes])
-            pieces.append(np.concatenate([some, columns]))
+            pieces.append(np.concatenate([runs, columns])[:, nodes > 0])
         return np.concatenate(pieces, axis=1)
 
     def _recompute_choices(self, refines: bool) -> list[tuple[int, int]]:
@@ -291,9 +290,11 @@ class Space:
         """Which knobs are offered only pinned, and why; or ''."""
         if self.is_refined:
             return ""
+        straddling = [str(tp) for tp in self._offered_tp() if not self._lies_close(tp)]
+        within = f", and tp={', '.join(straddling)}, whose groups straddle nodes, within one only"
         return (
-            f"{', '.join(FINER)}: not searched, since {len(self.table):,} groups are more than "
-            f"{MOST_REFINED:,}; pin some with --fix"
+            f"{', '.join(FINER)}: not searched{within * bool(straddling)}, since "
+            f"{len(self.table):,} groups are more than {MOST_REFINED:,}; pin some with --fix"
         )
 
     def count(self, rows: Sequence[int], uses: Callable[[Candidate], bool]) -> int:

@@ -183,7 +183,7 @@ def codecs_named(text: str) -> tuple[str, ...]:
     return tuple(named)
 
 
-def _order_refusal(candidate: Candidate) -> str:
+def order_refusal(candidate: Candidate) -> str:
     """Why the mesh's axes may not lie so; empty when they may."""
     order = candidate.mesh_order
     if order == MESH_ORDER:
@@ -204,7 +204,7 @@ def refusal(candidate: Candidate) -> str:
         knob_refusal(candidate)
         or _sharding_refusal(candidate)
         or _averaging_refusal(candidate)
-        or _order_refusal(candidate)
+        or order_refusal(candidate)
     )
     if why:
         return why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -91,3 +92,23 @@ def test_spaces_of_few_rows(toys, fix):
     problem = toys.problem(cluster=toys.cluster(devices=4))
     space = Space(problem, fix)
     assert len(GroupBounds(Scorer(problem), space).even_ns) == len(space.table)
+
+
+def test_no_cut_of_a_chain_takes_less_than_the_bound_of_all_cuts(toys):
+    """Every cut of seven units into two and three stages, 1F1B, without what messages cost."""
+    problem = toys.problem(toys.graph(layers=5), toys.cluster(devices=3), global_batch=6)
+    scorer, fix = Scorer(problem), {"schedule": "1F1B", "dp_shard": 1, "dp_replicate": 1, "tp": 1}
+    space = Space(problem, fix)
+    bounds_ns = GroupBounds(scorer, space).any_cut_ns
+    checked = 0
+    for row, bound in enumerate(bounds_ns.tolist()):
+        base = space.group(row).base
+        if base.pp == 1 or base.recompute_blocks:
+            continue
+        path = scorer.bounds.stage_path(base)
+        assert bound <= path.longest_ns(base.num_microbatches(6))
+        for inner in combinations(range(2, 6), base.pp - 1):
+            cuts = tuple(pairwise((0, *inner, 7)))
+            assert bound <= scorer.step_time_ns(base, cuts)
+            checked += 1
+    assert checked > 50

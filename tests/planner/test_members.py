@@ -52,3 +52,11 @@ def test_what_is_not_sharded_is_not_gathered(toys):
     for candidate in (*replicas, *copies):
         assert (candidate.reshard_ranks, candidate.blocks_per_group) == (0, 1)
     assert replicas and any(candidate.dp_shard > 1 for candidate in copies)
+
+
+def test_a_pinned_order_with_shards_before_replicas_has_no_hybrid(toys):
+    problem = toys.problem(toys.graph(layers=4), toys.cluster(nodes=2), precision="bfloat16")
+    order = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
+    found = members(problem, {"mesh_order": order}, dp_replicate=4, mesh_order=order)
+    assert {(c.dp_replicate, c.dp_shard) for c in found} == {(4, 1), (1, 4)}
+    assert {c.mesh_order for c in found} == {order}
