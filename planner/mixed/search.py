@@ -34,8 +34,11 @@ MOST_ARRANGEMENTS = 3000
 PROPOSED = 4
 """So many of them, by number of stages."""
 
-MOST_OPENED = 300
-"""Branches opened before the search ends with a gap: some seconds at any scale."""
+MOST_OPENED = 600
+"""Branches opened before the search ends with a gap where a plan is known."""
+
+MOST_OPENED_AT_FIRST = 10_000
+"""The same where none is known, so that a model that fits only over several kinds gets a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,12 +151,14 @@ def search_mixed(
     *,
     limit_ns: int | None = None,
     time_limit_s: float | None = None,
-    most_opened: int = MOST_OPENED,
+    most_opened: int | None = None,
 ) -> MixedSearched:
     """The best of the space; with `limit_ns` only what may be shorter is looked at."""
     overhead_ns = space.scorer.problem.whole.step_overhead_ns()
     searcher = _Searcher(space, MixedBounds(space.scorer), overhead_ns, limit_ns)
     branches = list(searcher.branches())
+    if most_opened is None:
+        most_opened = MOST_OPENED_AT_FIRST if limit_ns is None else MOST_OPENED
     outcome = best_first(
         branches, limit_ns=limit_ns, time_limit_s=time_limit_s, most_opened=most_opened
     )
