@@ -14,10 +14,12 @@ from claw_plan.planner.errors import InfeasiblePlan
 from claw_plan.planner.group_table import GroupTable
 from claw_plan.planner.levers import levers
 from claw_plan.planner.memory import StageMemory
+from claw_plan.planner.problem import Problem
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import Choice, Searched
 from claw_plan.planner.supported import RECOMPUTE
+from claw_plan.profiles.rank_order import nested_order, node_costs
 from claw_plan.profiles.units import format_bytes, format_ns
 
 AXES: dict[str, Callable[[Candidate], bool]] = {
@@ -55,9 +57,31 @@ def reasons(scorer: Scorer, found: Searched, best: Scored) -> Iterator[str]:
         )
     if left_out := found.space.left_out():
         yield f"{left_out}; {_closer(found, found.closer)}" if found.closer else left_out
+    yield from _device_order(scorer.problem, best.candidate)
     yield from _other_cuts(found, best)
     yield from compression_said(scorer, best)
     yield binds(best)
+
+
+def _device_order(problem: Problem, candidate: Candidate) -> Iterator[str]:
+    """In which order ranks are to take the devices of nodes whose pairs of devices differ."""
+    node = problem.cluster.nodes[0]
+    if not node.pairs or node.device.kind == "cpu":
+        return
+    sizes, inside = [], 1
+    for axis in reversed(candidate.mesh_order):
+        degree = getattr(candidate, axis)
+        if node.device_count % (inside * degree):
+            break
+        sizes, inside = [*sizes, degree], inside * degree
+    found = nested_order(node_costs(node), sizes)
+    if inside > 1 and found.order != tuple(range(node.device_count)):
+        inner = next(a for a in reversed(candidate.mesh_order) if getattr(candidate, a) > 1)
+        yield (
+            "pairs of devices differ inside a node: with CUDA_VISIBLE_DEVICES="
+            f"{','.join(map(str, found.order))} on each, {inner} groups lie on the fast ones "
+            "(all are reckoned alike)"
+        )
 
 
 def _other_cuts(found: Searched, best: Scored) -> Iterator[str]:

@@ -106,7 +106,8 @@ def _averagings(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any
 
 def _orders(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
     """Orders of the mesh's axes with which ranks lie otherwise."""
-    problem, known = scorer.problem, set()
+    problem = scorer.problem
+    known: set[tuple[object, ...]] = set()
     by_host = problem.cluster.backend == "gloo" or not problem.is_uniform
     for order in (candidate.mesh_order, *ORDERS):
         laid = replace(candidate, mesh_order=order)

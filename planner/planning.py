@@ -341,9 +341,9 @@ def _baselines(scorer: Scorer, fix: Mapping[str, Any]) -> dict[str, Choice | str
     DDP as it comes: its own buckets, averaged by the library.
     """
     devices = scorer.problem.cluster.num_devices
-    usual = {"bucket_bytes": BUCKET_BYTES, "collective": "auto"}
     free = {knob: fix[knob] for knob in ("microbatch_size", "recompute") if knob in fix}
-    plain = {
+    usual = {"bucket_bytes": BUCKET_BYTES, "collective": "auto"}
+    plain: dict[str, dict[str, Any]] = {
         "FSDP": {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": devices},
         "DDP": {"pp": 1, "tp": 1, "dp_shard": 1, "dp_replicate": devices, **usual},
     }

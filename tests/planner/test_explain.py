@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.explain import infeasible, infeasible_message, reasons
 from claw_plan.planner.score import Scorer
@@ -72,3 +74,16 @@ def test_levers_are_told_with_what_they_leave_missing(toys):
     for change, missing in error.levers.items():
         said = f"{change} would do" if not missing else f"{change} leaves"
         assert said in str(error)
+
+
+def test_where_pairs_of_devices_differ_the_order_that_uses_fast_ones_is_said(toys):
+    """Of four devices 0 and 2 have a link ten times as fast, and so have 1 and 3."""
+    cluster = toys.cluster(devices=4)
+    (node,) = cluster.nodes
+    fast = replace(node.intra, bytes_per_s=10 * node.intra.bytes_per_s)
+    uneven = replace(cluster, nodes=(replace(node, pairs={(0, 2): fast, (1, 3): fast}),))
+    fix = {"tp": 2, "dp_replicate": 2, "collective": "auto"}
+    sentences, _ = explained(toys.problem(toys.graph(layers=2), uneven), fix)
+    assert any("CUDA_VISIBLE_DEVICES=0,2,1,3 on each, tp groups" in said for said in sentences)
+    plain, _ = explained(toys.problem(toys.graph(layers=2), cluster), fix)
+    assert not any("CUDA_VISIBLE_DEVICES" in said for said in plain)
