@@ -10,8 +10,9 @@ memory, a broken kernel, ranks that disagree. All checks are sums of integers mo
   on a network of milliseconds each round of a ring would wait for it.
 - `agree` compares what all ranks hold after a collective of the backend's, whose messages nobody
   sees: results are equal to the bit. What was changed before it was added in is not seen so.
-- The checksum of a sum of integers is the sum of their checksums (`linear_checksum`; Huang and
-  Abraham, IEEE Trans. Computers C-33, 1984). Floating-point sums round, so there it does not hold.
+
+The first sum of a sum of 64-bit integers is the sum of theirs (Huang and Abraham, IEEE Trans.
+Computers C-33, 1984). Floating-point sums round, so there it does not hold.
 """
 
 from __future__ import annotations
@@ -46,15 +47,6 @@ def checksum(flat: Tensor) -> Tensor:
     sums = torch.cat([blocks, last.view(1)])
     weights = 2 * torch.arange(len(sums), device=flat.device) + 1
     return torch.stack([sums.sum(), (sums * weights).sum()])
-
-
-def linear_checksum(integers: Tensor) -> Tensor:
-    """The sum of integers modulo 2^64: that of a sum of tensors is the sum of theirs."""
-    if integers.is_floating_point():
-        raise ExecutionError(
-            f"checksums add up for integers only; a sum of {integers.dtype} rounds"
-        )
-    return integers.sum(dtype=torch.int64)
 
 
 def agree(flat: Tensor, group: dist.ProcessGroup, what: str) -> None:
