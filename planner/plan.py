@@ -215,10 +215,11 @@ def candidate_from(values: Mapping[str, Any]) -> Candidate:
     buckets = values.get("buckets", [])
     if any(type(size) is not int for size in buckets):
         raise PlanError(f"candidate.buckets are numbers of parameters, but got {buckets!r}")
-    known = {**neutral, **values}
-    return Candidate(
-        **{n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
-    )
+    known: dict[str, Any] = {**neutral, **values}
+    for name, value in known.items():
+        if isinstance(value, list):
+            known[name] = tuple(value)
+    return Candidate(**known)
 
 
 def load_plan(path: Path) -> Plan:
