@@ -136,7 +136,8 @@ class Shares:
         """All ways of dividing the batch among two kinds or more, one a row."""
         kinds, grains = len(self.scorer.problem.kinds), self.batch // self.grain
         rows = np.array(_divided(grains, kinds), np.int64).reshape(-1, kinds)
-        return self.grain * rows[(rows > 0).sum(axis=1) > 1]
+        several: Int = rows[(rows > 0).sum(axis=1) > 1]
+        return several * np.int64(self.grain)
 
     def search(
         self,
