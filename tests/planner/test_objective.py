@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.errors import InfeasiblePlan, PlanError
 from claw_plan.planner.goodput import Failures
 from claw_plan.planner.objective import (
@@ -23,6 +26,8 @@ from claw_plan.planner.objective import (
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import search_space
 from claw_plan.planner.space import Space
+
+FEWER = {"stages_per_rank": 1, "recompute": "none", "mesh_order": MESH_ORDER}
 
 OBJECTIVES = (
     StepTime(),
@@ -42,7 +47,7 @@ def problem(toys):
 def everyone(problem):
     """Every candidate of the space that fits, with its cuts and time."""
     scorer, found = Scorer(problem), []
-    space = Space(problem, {"stages_per_rank": 1, "recompute": "none"})
+    space = Space(problem, FEWER)
     for group in space.groups():
         for candidate in space.members(group):
             cuts = scorer.bounds.stage_path(candidate).cuts
@@ -53,7 +58,7 @@ def everyone(problem):
 
 def searched(problem, objective):
     scorer = Scorer(problem)
-    space = Space(problem, {"stages_per_rank": 1, "recompute": "none"})
+    space = Space(problem, FEWER)
     return search_space(scorer, space, objective=objective)
 
 
@@ -132,3 +137,21 @@ def test_a_deadline_that_nothing_meets():
     check_met(deadline, Candidate(), 10)
     with pytest.raises(InfeasiblePlan, match=r"a step may take 10 ns, the fastest .* takes 11 ns"):
         check_met(deadline, Candidate(), 11)
+
+
+def test_a_cost_needs_a_price(problem):
+    space = Space(problem, FEWER)
+    with pytest.raises(PlanError, match="--objective cost needs a price: put"):
+        objective_of("cost", Scorer(problem), space, None)
+    priced = replace(problem, cluster=replace(problem.cluster, price_per_node_hour_usd=30.0))
+    assert objective_of("cost", Scorer(priced), space, None).name == "cost"
+
+
+def test_with_codecs_a_step_counts_as_often_as_its_codec_needs_it(problem, monkeypatch):
+    monkeypatch.setattr(
+        "claw_plan.planner.objective.describe_codec",
+        lambda text: SimpleNamespace(step_penalty={"none": 1.0, "int8": 1.25}[text]),
+    )
+    objective = objective_of("step_time", Scorer(problem), Space(problem, FEWER, ["int8"]), None)
+    assert objective.value(Candidate(codec="int8"), (), 1000) == 1250
+    assert objective.value(Candidate(), (), 1000) == objective.bound(1000, 1) == 1000

@@ -11,12 +11,16 @@ import pytest
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.supported import (
+    ALGORITHMS,
+    CODECS,
     COMPOSITIONS,
     can_grow_from,
     codecs_named,
     proof,
     refusal,
 )
+from claw_plan.profiles.codecs import CODEC_NAMES
+from claw_plan.profiles.collective_schedules import ALGORITHMS as KNOWN_ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,3 +80,11 @@ def test_codecs_named_on_the_command_line():
     }  # fmt: skip
     with pytest.raises(PlanError, match="--codecs codec=int9"):
         codecs_named("int9")
+
+
+def test_every_codec_and_algorithm_names_a_test_that_exists():
+    for proven_by in {*CODECS.values(), *ALGORITHMS.values()}:
+        file, _, case = proven_by.partition("::")
+        assert f"def {case}(" in (ROOT / file).read_text(), proven_by
+    assert set(ALGORITHMS) == set(KNOWN_ALGORITHMS)
+    assert {"none", *CODECS} == set(CODEC_NAMES)
