@@ -68,12 +68,14 @@ def _device_order(problem: Problem, candidate: Candidate) -> Iterator[str]:
     node = problem.cluster.nodes[0]
     if not node.pairs or node.device.kind == "cpu":
         return
-    sizes, inside = [], 1
+    sizes: list[int] = []
+    inside = 1
     for axis in reversed(candidate.mesh_order):
         degree = getattr(candidate, axis)
         if node.device_count % (inside * degree):
             break
-        sizes, inside = [*sizes, degree], inside * degree
+        sizes.append(degree)
+        inside *= degree
     found = nested_order(node_costs(node), sizes)
     if inside > 1 and found.order != tuple(range(node.device_count)):
         inner = next(a for a in reversed(candidate.mesh_order) if getattr(candidate, a) > 1)
