@@ -45,7 +45,7 @@ class Step:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitProgram:
     """Steps in execution order; what comes in is made by steps without inputs, what goes out is
-    taken by steps without outputs.
+    taken by steps without outputs. No price is above that of two changes one after the other.
     """
 
     steps: tuple[Step, ...]
@@ -152,7 +152,7 @@ RIVALS = 24
 def _undominated(
     program: SplitProgram, live: Sequence[int], table: dict[Frontier, list[_Label]]
 ) -> dict[Frontier, list[_Label]]:
-    """The situations that no cheaper one becomes by bringing tensors to more states, in order.
+    """The situations that no cheaper one covers, in order.
 
     From more states nothing costs more, so what follows is never dearer either.
     """
@@ -160,20 +160,16 @@ def _undominated(
         table, key=lambda key: min((label.time_ns, label.held_bytes) for label in table[key])
     )
     kept: dict[Frontier, list[_Label]] = {}
-    known: dict[tuple[int, Held, Held], int | None] = {}
+    known: dict[tuple[int, Held, Held], bool] = {}
     for key in order:
-        rivals = list(kept.items())[:RIVALS]
         left = table[key]
-        for other, labels in rivals:
-            gap_ns = left[0].time_ns - labels[0].time_ns if len(left) == 1 else None
-            added = _bringing(program, live, other, key, known, gap_ns)
-            if added is not None:
+        for other, labels in list(kept.items())[:RIVALS]:
+            if _covers(program, live, other, key, known):
                 left = [
                     x
                     for x in left
                     if not any(
-                        (y.time_ns + added <= x.time_ns and y.held_bytes <= x.held_bytes)
-                        for y in labels
+                        y.time_ns <= x.time_ns and y.held_bytes <= x.held_bytes for y in labels
                     )
                 ]
             if not left:
@@ -183,30 +179,27 @@ def _undominated(
     return kept
 
 
-def _bringing(
+def _covers(
     program: SplitProgram,
     live: Sequence[int],
     origin: Frontier,
     target: Frontier,
-    known: dict[tuple[int, Held, Held], int | None],
-    most_ns: int | None,
-) -> int | None:
-    """What it costs to be in all of `target`; None if that cannot be, or not for `most_ns`."""
-    total = 0
+    known: dict[tuple[int, Held, Held], bool],
+) -> bool:
+    """Whether every tensor is in all states of `target`, or brought there for nothing.
+
+    What has its price does not count: it may pay for several later changes, and those who hold
+    less would pay it for each.
+    """
     for tensor, ours, theirs in zip(live, origin, target, strict=True):
         if theirs <= ours:
             continue
         key = tensor, ours, theirs
         if key not in known:
-            costs = [_brought(program, tensor, ours, state) for state in theirs - ours]
-            known[key] = None if None in costs else sum(c for c in costs if c is not None)
-        added = known[key]
-        if added is None:
-            return None
-        total += added
-        if most_ns is not None and total > most_ns:
-            return None
-    return total
+            known[key] = all(_brought(program, tensor, ours, s) == 0 for s in theirs - ours)
+        if not known[key]:
+            return False
+    return True
 
 
 def _brought(program: SplitProgram, tensor: int, held: Held, needed: State) -> int | None:

@@ -41,10 +41,29 @@ def programs(draw: st.DrawFn) -> SplitProgram:
         )
     )
 
+    shortest = _shortest(count, prices)
+
     def price(tensor: int, origin: State, target: State) -> int | None:
-        return prices.get((tensor, origin, target), 4)
+        return shortest[tensor, origin, target]
 
     return SplitProgram(steps=tuple(steps), price=price)
+
+
+def _shortest(
+    count: int, prices: dict[tuple[int, State, State], int | None]
+) -> dict[tuple[int, State, State], int | None]:
+    """Prices, 4 where none is drawn, that no detour beats (Floyd and Warshall)."""
+    found = {
+        key: 0 if key[1] == key[2] else prices.get(key, 4)
+        for key in product(range(count + 1), STATES, STATES)
+    }
+    for middle, tensor, origin, target in product(STATES, range(count + 1), STATES, STATES):
+        first, second = found[tensor, origin, middle], found[tensor, middle, target]
+        if first is not None and second is not None:
+            direct = found[tensor, origin, target]
+            detour = first + second
+            found[tensor, origin, target] = detour if direct is None else min(detour, direct)
+    return found
 
 
 def best_of_all(program: SplitProgram, limit: int | None = None) -> tuple[int, int] | None:
