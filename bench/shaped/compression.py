@@ -1,12 +1,12 @@
-"""A 10M-parameter GPT on four hosts behind slow links: plain data parallelism against a codec.
+"""A 10M-parameter GPT on four hosts behind slow links: plain data parallelism and 1-bit Adam.
 
 Run (as root): OMP_NUM_THREADS=1 setsid chrt -r 1 python bench/shaped/compression.py
     --folder FOLDER [--write docs/shaped_compression.md]
-(four runs of less than a minute each; `--only learn`, `plan` or `run` makes a part of them)
+(four runs of less than a minute each; `--only` makes a part of them)
 
-Learns from runs of a smaller model, with and without a codec; plans the 10M one, once as plain
-DistributedDataParallel and once with whatever codec and algorithm the planner finds best; predicts
-both, runs both, and writes predicted beside measured.
+Learns from a run of a smaller model without a codec; plans the 10M one, once as plain
+DistributedDataParallel and once with one bit allowed (`--codecs one_bit`); predicts both, runs
+both, the second from a checkpoint after its warm-up, and writes predicted beside measured.
 """
 
 from __future__ import annotations
@@ -38,11 +38,18 @@ MODEL = Path(__file__).with_name("byte_gpt.py")
 PROGRAM = Path(sys.executable).with_name("claw-plan")
 HOSTS, BATCH, CONTEXT = 4, 4, 64
 INPUTS = f"idx=int64[B,{CONTEXT}]<256 targets=int64[B,{CONTEXT}]<256"
-NEUTRAL = {"recompute": "none", "dp_shard": 1, "tp": 1, "pp": 1, "offload": "none"}
+NEUTRAL = {
+    "recompute": "none",
+    "dp_replicate": 1,
+    "dp_shard": 1,
+    "tp": 1,
+    "pp": 1,
+    "offload": "none",
+}
 ALL = f"dp_replicate={HOSTS},microbatch_size={BATCH}"
 LEARNT_MODEL = "layers=2, width=192, rows=2039"
-LEARNT = (ALL, f"{ALL},codec=int8")
-TESTED = {"plain": f"{ALL},codec=none,bucket_bytes=25000000", "chosen": f"{ALL},codec=one_bit"}
+LEARNT = (f"{ALL},codec=none",)
+TESTED = {"plain": f"{ALL},codec=none,bucket_bytes=25000000", "chosen": ALL}
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 
 
@@ -81,6 +88,7 @@ class Bench:
             inputs=INPUTS,
             global_batch=HOSTS * BATCH,
             fix=NEUTRAL | parse_fix(knobs),
+            codecs="one_bit",
             profile=self.profile if self.profile.exists() else None,
             output_folder=self.folder,
         )
