@@ -136,7 +136,7 @@ _FORMS: Mapping[str, _Form] = MappingProxyType(
             lambda numel, scale: 4 + -(-numel // 8),
             encode_bytes=8.125,
             decode_bytes=4.125,
-            # bench/convergence.py: loss +0.27 % at 2,000 steps, where AdamW's falls as steps^-0.24.
+            # bench/convergence.py: loss +0.27 %, where AdamW's falls as steps^-0.24.
             step_penalty=1.01,
         ),
         # Selecting reads all about four times (radix select by bytes of the magnitude), then
