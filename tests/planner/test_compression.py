@@ -9,6 +9,7 @@ import pytest
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.compression import compression_said
 from claw_plan.planner.score import Scorer
+from claw_plan.profiles.codecs import describe_codec
 from claw_plan.profiles.units import format_ns
 
 
@@ -34,7 +35,7 @@ def test_where_gradients_wait_the_codec_that_is_through_first_is_named(judged):
     (said,), scorer, cuts = judged(REPLICAS)
     names = ("one_bit", "top_k", "fp16", "fp8", "int8", "int4")
     times = {n: scorer.step_time_ns(replace(REPLICAS, codec=n), cuts) for n in names}
-    best = min(times, key=times.get)
+    best = min(times, key=lambda name: times[name] * describe_codec(name).step_penalty)
     assert said.startswith("gradients wait ")
     assert f"; {best} would make the step {format_ns(times[best])}, " in said
     assert said.endswith(f"allow it with --codecs {best}")
