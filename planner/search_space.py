@@ -174,14 +174,15 @@ def search_space(
     *,
     known: Sequence[Choice] = (),
     limit_ns: int | None = None,
+    most_opened: int | None = None,
     time_limit_s: float | None = None,
     progress: Callable[[str, float], None] | None = None,
     objective: Objective | None = None,
 ) -> Searched:
     """The best of the space and the proof; `ranked` is empty when nothing fits.
 
-    The answer is no worse than the candidates `known`, whenever the time limit ends the search;
-    with `limit_ns` only shorter steps are looked for.
+    The answer is no worse than the candidates `known`, whenever the time limit ends the search, or
+    `most_opened` branches do; with `limit_ns` only shorter steps are looked for.
     Best is the shortest step where no other `objective` is given; the gap is one of its values.
     """
     searcher = _Searcher(scorer, space)
@@ -202,6 +203,7 @@ def search_space(
         branches,
         known=starts,
         limit_ns=limit_ns,
+        most_opened=most_opened,
         time_limit_s=time_limit_s,
         progress=show,
     )
