@@ -271,9 +271,15 @@ class Members:
         ]
 
     def _algorithms(self, base: Candidate) -> list[str]:
-        """The library's own, and those by messages where a rank need not talk to too many."""
+        """The library's own, and those by messages where that pays on shaped links: between hosts.
+
+        A rank should not talk to too many. NCCL chooses by tables of its own, which nobody has
+        measured messages against.
+        """
         few = base.dp_replicate <= MOST_BY_MESSAGES
-        return [base.collective, *(ALGORITHMS if few else ())]
+        across = base.num_devices > self._problem.devices_per_node
+        offered = few and across and self._problem.cluster.backend == "gloo"
+        return [base.collective, *(ALGORITHMS if offered or "collective" in self._fix else ())]
 
     def _bucket_sizes(self, base: Candidate) -> list[int]:
         """Those that make unlike buckets of the model's gradients."""

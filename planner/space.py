@@ -68,8 +68,11 @@ class Space:
         graph, pinned = problem.graph, pinned_candidate(self._fix)
         check_pinned(self._fix, problem.cluster)
         if not graph.takes_tp(pinned.tp):
-            valid = ", ".join(map(str, self.tp_degrees()))
+            valid = ", ".join(map(str, divisors(graph.tp_divides)))
             why = f"the model's heads divide by {valid} only; pin one of these"
+            if graph.partial:
+                some = ", ".join(map(str, sorted(graph.partial)))
+                why += f", or tp={some}, which divides some of each block"
             if graph.no_tensor_parallel:
                 why = f"no tensor parallelism in this model: {graph.no_tensor_parallel}; pin tp=1"
             raise PlanError(f"--fix tp={pinned.tp}: {why} (dp_shard divides every model)")

@@ -50,6 +50,7 @@ def test_the_options_keep_their_order_in_the_help() -> None:
         "clip_norm",
         "memory_headroom",
         "fix",
+        "codecs",
         "baseline",
         "objective",
         "steps",

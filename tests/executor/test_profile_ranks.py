@@ -25,7 +25,8 @@ INPUTS = "idx=int64[B,16]<61 targets=int64[B,16]<61"
 
 
 def graph(**values: Any) -> Any:
-    return SimpleNamespace(**{"no_tensor_parallel": "", "tp_divides": 4} | values)
+    known = {"no_tensor_parallel": "", "tp_divides": 4, "takes_tp": lambda ranks: 4 % ranks == 0}
+    return SimpleNamespace(**known | values)
 
 
 def test_weights_are_divided_only_where_heads_allow_it() -> None:

@@ -86,7 +86,7 @@ def near_of(candidate, devices):
     return [n for n in inside if candidate.dp_shard % n == 0][-1:]
 
 
-def by_loops(layers, heads, nodes, devices, batch):
+def by_loops(layers, heads, nodes, devices, batch, kind):
     """Every legal combination of knobs, those that cannot act at their neutral value."""
     degrees = range(1, nodes * devices + 1)
     flags = (False, True)
@@ -104,7 +104,7 @@ def by_loops(layers, heads, nodes, devices, batch):
                 (1, 2, 3),
                 flags,
                 ("none", "full", "half"),
-                ("none", "optimizer"),
+                ("none", "optimizer") if kind == "cuda" else ("none",),
             ):
                 if not runs(schedule, pp, stages, layers, count):
                     continue
@@ -121,16 +121,20 @@ def by_loops(layers, heads, nodes, devices, batch):
                 )  # fmt: skip
                 if not refusal(candidate):
                     for laid in in_orders(candidate, devices):
-                        yield from finer(laid, -(-layers // (pp * stages)), devices)
+                        yield from finer(laid, -(-layers // (pp * stages)), devices, kind)
 
 
-def finer(candidate, blocks, devices):
-    """With some blocks of a stage run again, or gathered together, or among near ranks."""
+def finer(candidate, blocks, devices, kind):
+    """With some blocks of a stage run again, or gathered together, or among near ranks.
+
+    Between CPU hosts replicas may meet by other algorithms.
+    """
     again = range(blocks if candidate.recompute != "none" else 1)
     near = near_of(candidate, devices) * (candidate.zero == 3)
     together = [n for n in (1, 2, 4) if n <= blocks and (n == 1 or candidate.dp_shard > 1)]
     degrees = candidate.pp * candidate.dp_shard * candidate.tp
-    means = ALGORITHMS if candidate.dp_replicate > 1 and degrees == 1 else ("auto",)
+    meets = candidate.dp_replicate > devices and degrees == 1 and kind == "cpu"
+    means = ALGORITHMS if meets else ("auto",)
     for some, ranks, number, algorithm in product(again, [0, *near], together, means):
         yield replace(
             candidate, recompute_blocks=some, reshard_ranks=ranks, blocks_per_group=number,
@@ -138,15 +142,17 @@ def finer(candidate, blocks, devices):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("nodes, devices, batch", [(1, 4, 8), (2, 3, 6), (3, 2, 6)])
-def test_holds_every_legal_candidate_once(toys, nodes, devices, batch):
+@pytest.mark.parametrize(
+    "nodes, devices, batch, kind", [(1, 4, 8, "cuda"), (2, 3, 6, "cuda"), (3, 2, 6, "cpu")]
+)
+def test_holds_every_legal_candidate_once(toys, nodes, devices, batch, kind):
     """Two heads; on nodes of three devices some groups of tp=2 lie on two."""
-    cluster = toys.cluster(nodes=nodes, devices=devices)
+    cluster = toys.cluster(nodes=nodes, devices=devices, kind=kind)
     problem = toys.problem(toys.graph(layers=6, heads=2), cluster, global_batch=batch)
     space = Space(problem, {})
     found = members(space)
     assert len(found) == len(set(found))
-    assert set(found) == set(by_loops(6, 2, nodes, devices, batch))
+    assert set(found) == set(by_loops(6, 2, nodes, devices, batch, kind))
     assert sum(group.size for group in space.groups()) == len(found)
     for knob, values in space.knob_sizes().items():
         name = "num_devices" if knob == "devices" else knob

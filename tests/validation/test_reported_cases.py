@@ -107,8 +107,11 @@ def test_key_and_value_heads_limit_tensor_parallelism(tmp_path: Path) -> None:
         "vocab_size": 512, "max_position_embeddings": 64,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PlanError, match="heads divide by 1, 2 only"):
-        make_plan(PlanningRequest(model=tmp_path, cluster="dgx-h100", fix={"tp": 4}))
+    whole = make_plan(PlanningRequest(model=tmp_path, cluster="dgx-h100", fix={"tp": 4}))
+    divided = {rule.module for rule in whole.graph.rules_at(4) if rule.weight_dims}
+    assert divided == {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
+    with pytest.raises(PlanError, match=r"heads divide by 1, 2 only; .* or tp=4, "):
+        make_plan(PlanningRequest(model=tmp_path, cluster="dgx-h100", fix={"tp": 3}))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from claw_plan.planner.plan import save_plan
 from claw_plan.planner.plan_check import check_plan
 from claw_plan.planner.planning import PlanningRequest
 
-GPT = Path(__file__).parents[2] / "examples" / "gpt_small.py"
+GPT = Path(__file__).parents[3] / "examples" / "gpt_small.py"
 
 CLUSTER = """name: two-kinds
 nodes:
