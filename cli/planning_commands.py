@@ -119,6 +119,7 @@ def _write(result: PlanningResult, output: Path | None, trace: Path | None) -> N
 def _write_trace(scored: Scored, trace: Path | None, name: str) -> None:
     if trace is None:
         return
+    assert scored.timeline is not None, "only runners-up have none"
     write_trace(scored.timeline, trace, f"{name}: {scored.short}")
     say(f"wrote the simulated step to {trace}; open it at ui.perfetto.dev")
 

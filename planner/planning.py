@@ -164,7 +164,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     best = scorer.score(*bucketed.choice)
     check_met(objective, best.candidate, best.step_time_ns)
     others = [*ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
-    alternatives = [scorer.score(*choice) for choice in others]
+    alternatives = scorer.score_others(others)
     plan = write_plan(
         problem,
         best,

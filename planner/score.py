@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 from claw_plan.planner.bound import Bounds
 from claw_plan.planner.candidate import Candidate
@@ -11,6 +13,7 @@ from claw_plan.planner.lower import lower
 from claw_plan.planner.memory import MemoryModel, StageMemory
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.shards import ShardSizes
+from claw_plan.planner.side_by_side import side_by_side
 from claw_plan.planner.stage_path import Cuts
 from claw_plan.profiles.units import s_from_ns
 from claw_plan.simulator.simulate import makespan_ns, simulate
@@ -28,6 +31,9 @@ PART_OF_KIND = {
 }
 """What a span on the compute stream counts as."""
 
+WORTH_A_PROCESS = 2_000
+"""Passes of stages whose simulation takes longer than another process, some 20 ms."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
@@ -36,7 +42,7 @@ class Scored:
     `parts_ns` add up to the step time of the busiest stage: what its compute stream did, and what
     it waited for (`dp_comm_exposed`, `pp_bubble`). `mfu` is model FLOPs (forward and backward of
     the whole model, recompute left out) over time, devices and peak. `sources` is the share of
-    kernel time that rests on each kind of cost.
+    kernel time that rests on each kind of cost. Runners-up have no `timeline`.
     """
 
     candidate: Candidate
@@ -50,7 +56,7 @@ class Scored:
     compute_utilisation: float
     communication_share: float
     sources: Mapping[str, float]
-    timeline: Timeline
+    timeline: Timeline | None
 
     @property
     def short(self) -> str:
@@ -105,6 +111,18 @@ class Scorer:
             sources=sources_of(timeline),
             timeline=timeline,
         )
+
+    def score_others(self, choices: Sequence[tuple[Candidate, Cuts]]) -> list[Scored]:
+        """Candidates without their timelines, on two cores where there are and it takes long."""
+
+        def lean(some: Sequence[tuple[Candidate, Cuts]]) -> list[Scored]:
+            return [replace(self.score(*choice), timeline=None) for choice in some]
+
+        batch = self.problem.training.global_batch
+        passes = sum(c.pp * c.stages_per_rank * c.num_microbatches(batch) for c, _ in choices)
+        half = len(choices) // 2 if passes >= WORTH_A_PROCESS else len(choices)
+        parts = [part for part in (choices[:half], choices[half:]) if part]
+        return [*chain.from_iterable(side_by_side([partial(lean, part) for part in parts]))]
 
     def _mfu(self, candidate: Candidate, step_ns: int) -> float | None:
         training = self.problem.training
