@@ -88,6 +88,9 @@ block is solved in a fifth of a second where only what the executor runs is aske
 BEAM = 48
 """Situations that the first walk keeps a step; its answer bounds the exact one."""
 
+WIDE_BEAM = 1000
+"""As many where none of those came to an end."""
+
 
 def solve(program: SplitProgram, *, limit_bytes: int | None = None) -> Choice | None:
     """The choice of least time, of least memory among those of equal time.
@@ -98,16 +101,18 @@ def solve(program: SplitProgram, *, limit_bytes: int | None = None) -> Choice | 
     cheaper than its answer even if every step that follows took its least.
     """
     quick = _walk(program, limit_bytes, BEAM, None)
+    if quick is None:  # all of the few may have led nowhere
+        quick = _walk(program, limit_bytes, WIDE_BEAM, None)
     try:
         return _walk(program, limit_bytes, None, None if quick is None else quick.time_ns)
-    except _TooManyError:
+    except _TooManyError as error:
         if quick is None:
-            raise
+            raise TensorParallelError(f"no division was found: {error}") from error
         return replace(quick, is_proven=False)
 
 
-class _TooManyError(TensorParallelError):
-    """More situations than are looked at, and no choice among the few of the first walk."""
+class _TooManyError(Exception):
+    """More situations than are looked at."""
 
 
 def _walk(

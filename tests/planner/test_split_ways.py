@@ -131,6 +131,7 @@ def test_along_the_sequence_a_region_is_gathered_and_scattered() -> None:
     assert {"all_gather", "reduce_scatter"} <= set(asked)
 
 
+@pytest.mark.slow
 def test_samples_are_never_divided() -> None:
     """That is data parallelism's; each change of the batch's dimension would be free here."""
     graph = flow(Block(), batch=2)
@@ -150,6 +151,7 @@ def test_samples_are_never_divided() -> None:
         )
 
 
+@pytest.mark.slow
 def test_more_freedom_is_never_slower() -> None:
     graph = flow(Block())
     free = best(graph, degree=2, runnable_only=False)
