@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from claw_plan.executor.checkpoint_io import Box, read_boxes, tensors_in, write_boxes
@@ -30,6 +30,7 @@ cuts_of_rows = st.lists(st.integers(0, 5), max_size=3).map(sorted)
 cuts_of_columns = st.lists(st.integers(0, 7), max_size=3).map(sorted)
 
 
+@settings(deadline=None)
 @given(cuts_of_rows, cuts_of_columns, cuts_of_rows, cuts_of_columns)
 def test_boxes_are_cut_anew(
     rows: list[int], columns: list[int], new_rows: list[int], new_columns: list[int]

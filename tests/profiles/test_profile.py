@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from claw_plan.profiles.measurement import Measurement
@@ -58,6 +58,7 @@ def test_appending_makes_the_file_and_grows_it(tmp_path: Path) -> None:
     assert profile.of_device("cpu-core") == (OP,)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_kill_at_any_byte_loses_the_torn_record_only(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
