@@ -8,6 +8,7 @@ averages whole gradients itself.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from claw_plan.profiles.collective_schedules import Nodes
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
-class CompressedOptimizer(torch.optim.Optimizer):
+class CompressedOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer whose ranks exchange compressed vectors over `group`, the replicas.
 
     `warmup_steps` steps go before. State that only this rank has is in `rank_state`; all other
@@ -111,8 +112,9 @@ class CompressedOptimizer(torch.optim.Optimizer):
             for parameter, gradient, part in zip(bucket.parameters, own, mean, strict=True):
                 parameter.grad = gradient.copy_(part)
 
+    @abstractmethod
     def _step_group(self, group: dict[str, Any], buckets: Sequence[Bucket]) -> None:
-        raise NotImplementedError
+        """Applies one step to the parameters of a group, bucket by bucket."""
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         return (
