@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import rank_script
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -114,9 +112,6 @@ def parts(
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     groups = {size: dist.new_group(list(range(size))) for size in SIZES}
     counter = TrafficCounter({})
     found: dict[str, Any] = {}
@@ -125,15 +120,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
             if rank < size:
                 found |= try_all(size, group, counter)
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # threads of gloo may still run
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    rank_script.run(main)

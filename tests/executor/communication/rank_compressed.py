@@ -7,12 +7,10 @@ calls in a row it writes this rank's results and its residuals.
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
+import rank_script
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -92,9 +90,6 @@ def interrupted(group: dist.ProcessGroup) -> dict[str, Tensor]:
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     groups = {size: dist.new_group(list(range(size))) for size in SIZES}
     found: dict[str, Any] = {}
     for size, group in groups.items():
@@ -107,15 +102,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         for codec in ("none", "one_bit"):
             found[f"sent/{codec}"] = sent_bytes(groups[4], counter, codec)
     torch.save(found, folder / f"rank{rank}.pt")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # threads of gloo may still run
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    rank_script.run(main)

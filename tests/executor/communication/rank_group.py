@@ -7,14 +7,12 @@ Started for each rank by tests as `python rank_group.py RANK WORLD_SIZE FOLDER`.
 from __future__ import annotations
 
 import json
-import os
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import rank_script
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -126,20 +124,9 @@ def checks(rank: int) -> dict[str, Any]:
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     found = {"groups": groups(rank), "selects": selects(), "checks": checks(rank)}
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # threads of gloo may still run
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    rank_script.run(main)

@@ -6,12 +6,11 @@ case found to `rank<r>.pt`.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import rank_script
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -156,14 +155,8 @@ CASES: tuple[Callable[[], dict[str, Any]], ...] = (
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     torch.save({case.__name__: case() for case in CASES}, folder / f"rank{rank}.pt")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # threads of gloo may still run
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    rank_script.run(main)

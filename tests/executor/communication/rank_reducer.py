@@ -8,13 +8,11 @@ DistributedDataParallel and to exact means, whether all bits are equal to its, a
 from __future__ import annotations
 
 import json
-import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import rank_script
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -189,9 +187,6 @@ def cases(rank: int, world: dist.ProcessGroup, pair: dist.ProcessGroup | None,
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    torch.set_num_threads(1)
     world = dist.group.WORLD
     assert world is not None
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -199,15 +194,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     chosen = cases(rank, world, halves[rank // 2], three if rank < 3 else None)
     found = {name: case() for name, case in chosen}
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # threads of gloo may still run
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    rank_script.run(main)
