@@ -84,19 +84,22 @@ class Bounds:
         return path
 
     def _cut(self, candidate: Candidate, fits: Fits | None) -> StagePath | None:
-        graph, ranks, per_rank = self.problem.graph, candidate.pp, candidate.stages_per_rank
+        graph, stages = self.problem.graph, candidate.pp * candidate.stages_per_rank
+        may_start = graph.edges[1:-1]
         known = self.times.floors(candidate)
-        times = [known[unit.structure] for unit in graph.units]
-        last = len(graph.units) - 1
-        may_start = [unit for unit in range(2, last) if unit not in graph.cut_refused]
         balanced = {structure: time.balanced(candidate) for structure, time in known.items()}
         total = [balanced[unit.structure] for unit in graph.units]
         if fits is None:
-            cuts = even_cuts(total, ranks * per_rank, may_start)
+            cuts = even_cuts(total, stages, may_start)
         else:
-            cuts = cut_chain(total, ranks * per_rank, may_start, fits)
-        if cuts is None:
-            return None
+            cuts = cut_chain(total, stages, may_start, fits)
+        return None if cuts is None else self.path_of(candidate, cuts)
+
+    def path_of(self, candidate: Candidate, cuts: Cuts) -> StagePath:
+        """The stage times of any cut."""
+        known = self.times.floors(candidate)
+        times = [known[unit.structure] for unit in self.problem.graph.units]
+        ranks, per_rank = candidate.pp, candidate.stages_per_rank
         up, whole, inputs, weights, again = (
             [0, *accumulate(column)] for column in zip(*times, strict=True)
         )

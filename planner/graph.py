@@ -167,6 +167,25 @@ class TensorParallelRule:
     structures: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRule:
+    """Experts that ranks may share out; see `planner.expert_parallel`.
+
+    `module` is relative to the block. `counted_by` are its attributes that say how many experts
+    there are, `listed` is its list of one module for each, '' where their weights lie in common
+    tensors. A sample makes `rows_per_sample` pairs of a token and one of its experts, each with a
+    hidden state of `row_bytes`.
+    """
+
+    module: str
+    experts: int
+    counted_by: tuple[str, ...] = ()
+    listed: str = ""
+    rows_per_sample: int = 0
+    row_bytes: int = 0
+    structures: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelGraph:
     """Everything the planner knows of a model.
@@ -209,6 +228,12 @@ class ModelGraph:
     def blocks(self) -> tuple[Unit, ...]:
         """The units between prologue and epilogue."""
         return self.units[1:-1]
+
+    @cached_property
+    def edges(self) -> tuple[int, ...]:
+        """The units at which a stage may start or end, the first and the end among them."""
+        last = len(self.units) - 1
+        return (0, *(unit for unit in range(2, last) if unit not in self.cut_refused), last + 1)
 
     def cost(self, unit: int, variant: str = PLAIN, tp: int = 1) -> UnitCost:
         """The cost of the unit of that index; `tp` tells where a degree has costs of its own."""

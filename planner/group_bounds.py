@@ -153,12 +153,9 @@ class GroupBounds:
 
     @cached_property
     def _chain(self) -> Chain:
-        graph = self._problem.graph
-        last = len(graph.units) - 1
-        starts = [unit for unit in range(2, last) if unit not in graph.cut_refused]
         stored, shard = self._sharded_bytes()
         return Chain(
-            edges=np.array([0, *starts, last + 1], np.int64),
+            edges=np.array(self._problem.graph.edges, np.int64),
             times_ns=self._unit_times(),
             held_bytes=self._unit_bytes(),
             stored_bytes=stored,

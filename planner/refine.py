@@ -113,13 +113,10 @@ class PlanChoices:
         is_whole = kind_of(self.scorer.problem, candidate) == WHOLE
         return is_whole and candidate.dp_replicate > 1 and candidate.pp == 1
 
-    @cached_property
+    @property
     def edges(self) -> tuple[int, ...]:
         """Units at which a stage may start, the ends among them."""
-        graph = self.scorer.problem.graph
-        last = len(graph.units) - 1
-        inner = (unit for unit in range(2, last) if unit not in graph.cut_refused)
-        return (0, *inner, last + 1)
+        return self.scorer.problem.graph.edges
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -187,9 +184,8 @@ class PlanChoices:
         if missing:
             return self.base_ns, missing
         best = min((ns for ns, short in self._known.values() if not short), default=self.base_ns)
-        path = self.scorer.bounds.stage_path(choice[0])
-        assert path is not None, "the base has as many stages"
-        bound = self.scorer.bounds.candidate_ns(choice[0], replace(path, cuts=choice[1]))
+        path = self.scorer.bounds.path_of(*choice)
+        bound = self.scorer.bounds.candidate_ns(choice[0], path)
         return (bound if bound >= best else self.scorer.step_time_ns(*choice)), 0
 
     def solve(self) -> Assignment | None:
