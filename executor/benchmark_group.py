@@ -1,22 +1,31 @@
 """What collectives cost in one process group, by operation and size, on CPUs or GPUs.
 
-`measure_group` is called by all ranks of the group at once; `measure_directions` times sends one
-way at a time, because a network may be slower in one direction, and the slower one binds.
+`measure_group` is called by all ranks of the group at once; `measure_replicas` is the short form
+that a run makes after its last step. `measure_directions` times sends one way at a time, because a
+network may be slower in one direction, and the slower one binds.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
+from claw_plan.profiles.units import NS_PER_S
 from claw_plan.profiles.work import CollectiveWork
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 CPU_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 GPU_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 28)
+
+REPLICA_OPS = ("all_reduce", "all_gather", "all_to_all", "send")
+REPLICA_SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+REPLICA_SECONDS = 0.6
+"""What replicas may meet by, whatever they met by in a run, and how long each of it may be timed:
+what was measured of one operation tells little of another, above all of small messages."""
 
 _WARM_UPS = 2
 _MIN_REPEATS = 5
@@ -36,24 +45,47 @@ def measure_group(
     ops: Sequence[str] = OPS,
     sizes_bytes: Sequence[int] | None = None,
     repeats: int = 20,
+    seconds: float = math.inf,
 ) -> Samples:
     """Times of each operation at each size; every sample is the slowest rank's.
 
-    `ranks` are the group's global ranks, among which this process is; `group` None is all.
+    `ranks` are the group's global ranks, among which this process is; `group` None is all. Of each
+    operation the sizes that would take longer than `seconds` together are left out, the first not.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     sizes = sizes_bytes or (GPU_SIZES if device.type == "cuda" else CPU_SIZES)
     found: Samples = {}
     for op in ops:
+        lasted_ns, of_byte_ns = 0, 0.0
         for size in sizes:
+            count = max(_MIN_REPEATS, min(repeats, _BYTES_A_SIZE // size))
+            calls = _WARM_UPS + count
+            if lasted_ns + calls * size * of_byte_ns > seconds * NS_PER_S:
+                break
             members = len(ranks) if op != "send" else 2
             work = CollectiveWork(
                 op=op, bytes=size, group_size=members, nodes=min(nodes, members), backend=backend
             )
             call = _call(op, size, ranks, device, group)
-            count = max(_MIN_REPEATS, min(repeats, _BYTES_A_SIZE // size))
-            found[work] = _slowest(_time(call, count, device, group, op), device, group)
+            samples = _slowest(_time(call, count, device, group, op), device, group)
+            found[work] = samples
+            lasted_ns += calls * sum(samples) // count
+            of_byte_ns = sum(samples) / count / size
     return found
+
+
+def measure_replicas(ranks: Sequence[int], nodes: int, group: dist.ProcessGroup) -> Samples:
+    """What gloo's operations take among replicas on several hosts, at a few sizes."""
+    return measure_group(
+        ranks,
+        torch.device("cpu"),
+        nodes=nodes,
+        group=group,
+        ops=REPLICA_OPS,
+        sizes_bytes=REPLICA_SIZES,
+        repeats=8,
+        seconds=REPLICA_SECONDS,
+    )
 
 
 def _time(
