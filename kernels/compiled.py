@@ -16,12 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from claw_plan.kernels import compiled_loops as loops
+from claw_plan.kernels import compiled_selection as selection
 from claw_plan.kernels.reference import Fp8Format, hash_start
-
-SAMPLES = 1 << 14
-"""Of the magnitudes, to guess where the largest begin."""
-SCAN_WIDTH = 32
-"""Elements that are skipped at once where none of them is large."""
 
 
 def mean_abs(x: Tensor) -> Tensor:
@@ -59,15 +55,18 @@ def encode_ints(
     """As reference.encode_ints."""
     most = np.float32(limit)
     for part, rows in _rows(x.numel(), block):
-        grid = x.numpy()[part].reshape(rows.stop - rows.start, -1)
-        out = codes.numpy()[part].reshape(grid.shape)
+        grid = _padded(x.numpy()[part], block)
+        short = codes.numpy()[part]
+        out = short if short.size == grid.size else np.empty(grid.size, np.int8)
         bits, scale = grid.view(np.int32), scales.numpy()[rows]
-        raw = scale.view(np.int32)
+        small, raw = out.reshape(grid.shape), scale.view(np.int32)
         if seed is None:
-            loops.round_to_nearest(grid, bits, most, scale, raw, out)
+            loops.round_to_nearest(grid, bits, most, scale, raw, small)
         else:
             start = np.uint32(hash_start(seed, part.start))
-            loops.round_at_random(grid, bits, most, start, scale, raw, out)
+            loops.round_at_random(grid, bits, most, start, scale, raw, small)
+        if out is not short:
+            short[:] = out[: short.size]
 
 
 def decode_ints(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
@@ -125,58 +124,16 @@ def decode_fp8(codes: Tensor, exponents: Tensor, block: int, form: Fp8Format, ou
         )
 
 
-def largest(x: Tensor, count: int) -> Tensor:
-    """As reference.largest.
-
-    A sample tells about where the largest magnitudes begin; what lies above is collected in one
-    pass and the exact choice made among it. A sample that misled costs a second, full pass.
-    """
-    numel = x.numel()
-    bits = x.numpy().view(np.int32)
-    room = 3 * count + SAMPLES // 16
-    if numel < 4 * SAMPLES or room > numel // 8:
-        return _largest_of(_magnitudes(bits), count)
-    sample = _magnitudes(bits[:: numel // SAMPLES])
-    wanted = -(-2 * count * sample.size // numel) + 8
-    limit = np.partition(sample, sample.size - wanted)[sample.size - wanted]
-    candidates = _at_least(bits, limit, room)
-    if not count <= candidates.size < room:  # as many as there is room: more may have been left
-        return _largest_of(_magnitudes(bits), count)
-    chosen = _largest_of(_magnitudes(bits[candidates]), count)
-    return torch.from_numpy(candidates)[chosen].long()
+def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As reference.largest; of ties those that come first."""
+    places, values = selection.largest(x.numpy(), count)
+    return torch.from_numpy(places), torch.from_numpy(values)
 
 
-def above(x: Tensor, threshold: float) -> Tensor:
+def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """As reference.above."""
-    bits = x.numpy().view(np.int32)
-    limit = np.float32(threshold).view(np.int32) + np.int32(1)
-    count = loops.count_above(bits, limit)
-    return torch.from_numpy(_at_least(bits, limit, count)).long()
-
-
-def _magnitudes(bits: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Whole numbers that are ordered as the magnitudes, NaN above all."""
-    return bits & loops.MAGNITUDE
-
-
-def _largest_of(keys: NDArray[np.int32], count: int) -> Tensor:
-    edge = np.partition(keys, keys.size - count)[keys.size - count]
-    chosen = np.flatnonzero(keys >= edge)
-    surplus = chosen.size - count
-    if surplus:
-        last_ties = np.flatnonzero(keys[chosen] == edge)[-surplus:]
-        chosen = np.delete(chosen, last_ties)
-    return torch.from_numpy(chosen)
-
-
-def _at_least(bits: NDArray[np.int32], limit: np.int32, room: int) -> NDArray[np.int32]:
-    """The first of them, at most `room`."""
-    out = np.empty(room + SCAN_WIDTH, np.int32)
-    whole = bits.size // SCAN_WIDTH * SCAN_WIDTH
-    found = min(room, loops.collect_above(bits[:whole].reshape(-1, SCAN_WIDTH), limit, out))
-    rest = np.flatnonzero(_magnitudes(bits[whole:]) >= limit)[: room - found] + whole
-    out[found : found + rest.size] = rest
-    return out[: found + rest.size]
+    places, values = selection.above(x.numpy(), threshold)
+    return torch.from_numpy(places), torch.from_numpy(values)
 
 
 def _rows(numel: int, block: int) -> Iterator[tuple[slice, slice]]:
@@ -186,6 +143,12 @@ def _rows(numel: int, block: int) -> Iterator[tuple[slice, slice]]:
         yield slice(0, whole * block), slice(0, whole)
     if numel % block:
         yield slice(whole * block, numel), slice(whole, whole + 1)
+
+
+def _padded(part: NDArray[np.float32], block: int) -> NDArray[np.float32]:
+    """Rows of a block each; what a last, shorter one lacks is zero."""
+    missing = -part.size % block
+    return (np.pad(part, (0, missing)) if missing else part).reshape(-1, block)
 
 
 def _finite_or_nan(scale: float) -> Tensor:

@@ -14,6 +14,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from claw_plan.kernels.compiled_words import (
+    hashed_pair,
+    larger_magnitude,
+    lower_fraction,
+    upper_fraction,
+)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -28,7 +35,8 @@ INFINITY = I(0x7F800000)
 LARGEST = F(np.finfo(np.float32).max)
 
 
-def _compiled(function: Function) -> Function:
+def vectorized(function: Function) -> Function:
+    """The function compiled for this processor, once for all processes where that can be kept."""
     njit: Any = numba.njit  # its types leave out these options
     options = {"fastmath": {"reassoc"}, "error_model": "numpy"}
     try:
@@ -37,7 +45,7 @@ def _compiled(function: Function) -> Function:
         return cast(Function, njit(**options)(function))
 
 
-@_compiled
+@vectorized
 def sum_abs(x: Floats) -> float:
     """|x|₁ in fp64."""
     total = 0.0
@@ -46,7 +54,7 @@ def sum_abs(x: Floats) -> float:
     return total
 
 
-@_compiled
+@vectorized
 def sum_square(x: Floats) -> float:
     """|x|₂² in fp64."""
     total = 0.0
@@ -55,7 +63,7 @@ def sum_square(x: Floats) -> float:
     return total
 
 
-@_compiled
+@vectorized
 def pack_signs(x: Floats, out: Bytes) -> None:
     """Eight elements a byte."""
     for i in range(out.size):
@@ -65,7 +73,7 @@ def pack_signs(x: Floats, out: Bytes) -> None:
         out[i] = byte
 
 
-@_compiled
+@vectorized
 def unpack_signs(codes: Bytes, scale: np.float32, out: Floats) -> None:
     """Eight elements a byte."""
     for i in range(codes.size):
@@ -73,16 +81,16 @@ def unpack_signs(codes: Bytes, scale: np.float32, out: Floats) -> None:
             out[8 * i + j] = scale if (codes[i] >> np.uint8(j)) & 1 else -scale
 
 
-@_compiled
+@vectorized
 def largest_magnitude(bits: Ints, row: int) -> np.int32:
     """The bits of the largest |x| of a row; of NaN if there is one."""
     largest = I(0)
     for j in range(bits.shape[1]):
-        largest = max(largest, bits[row, j] & MAGNITUDE)
+        largest = larger_magnitude(largest, bits[row, j])
     return largest
 
 
-@_compiled
+@vectorized
 def row_scale(bits: Ints, row: int, limit: np.float32, scales: Floats, raw: Ints) -> bool:
     """Writes largest/limit, or NaN; returns whether the row is finite."""
     raw[row] = largest_magnitude(bits, row)
@@ -91,7 +99,7 @@ def row_scale(bits: Ints, row: int, limit: np.float32, scales: Floats, raw: Ints
     return bool(finite)
 
 
-@_compiled
+@vectorized
 def round_to_nearest(
     x: Floats, bits: Ints, limit: np.float32, scales: Floats, raw: Ints, out: SmallInts
 ) -> None:
@@ -107,7 +115,7 @@ def round_to_nearest(
             out[b, j] = np.int8(min(max(code, -most), most))
 
 
-@_compiled
+@vectorized
 def round_at_random(
     x: Floats,
     bits: Ints,
@@ -117,26 +125,26 @@ def round_at_random(
     raw: Ints,
     out: SmallInts,
 ) -> None:
-    """The same, up with the probability of the fraction; `start` is where the hash begins."""
+    """The same, up with the probability of the fraction; `start` is where the hash begins.
+
+    Rows are of even length; the elements of their two halves share random bits in pairs.
+    """
     most = I(limit)
+    half = x.shape[1] // 2
     for b in range(x.shape[0]):
         if not row_scale(bits, b, limit, scales, raw):
             out[b, :] = 0
             continue
         divisor = scales[b] if scales[b] > 0 else F(1)
-        first = U(b * x.shape[1])
-        for j in range(x.shape[1]):
-            # numba makes 64 bits of the products of two numbers of 32.
-            h = U(U(bits[b, j]) + start + (first + U(j)) * U(0x9E3779B1))
-            h = U((h ^ (h >> U(16))) * U(0x85EBCA6B))
-            h = U((h ^ (h >> U(13))) * U(0xC2B2AE35))
-            h = U(h ^ (h >> U(16)))
-            fraction = F(I(h >> U(8))) * F(2.0**-24)
-            code = I(np.floor(x[b, j] / divisor + fraction))
-            out[b, j] = np.int8(min(max(code, -most), most))
+        for j in range(half):
+            word = hashed_pair(start, b * 2 * half + j, bits[b, j], bits[b, j + half])
+            first = I(np.floor(x[b, j] / divisor + upper_fraction(word)))
+            second = I(np.floor(x[b, j + half] / divisor + lower_fraction(word)))
+            out[b, j] = np.int8(min(max(first, -most), most))
+            out[b, j + half] = np.int8(min(max(second, -most), most))
 
 
-@_compiled
+@vectorized
 def scale_back(codes: SmallInts, scales: Floats, out: Floats) -> None:
     """Code times the row's scale, never beyond the largest number by rounding."""
     for b in range(codes.shape[0]):
@@ -148,14 +156,14 @@ def scale_back(codes: SmallInts, scales: Floats, out: Floats) -> None:
             out[b, j] = min(max(F(codes[b, j]) * scale, -LARGEST), LARGEST)
 
 
-@_compiled
+@vectorized
 def pack_nibbles(codes: SmallInts, out: Bytes) -> None:
     """Two codes a byte, the first in the low half."""
     for i in range(out.size):
         out[i] = np.uint8(codes[2 * i] & 15) | np.uint8((codes[2 * i + 1] & 15) << 4)
 
 
-@_compiled
+@vectorized
 def unpack_nibbles(packed: Bytes, out: SmallInts) -> None:
     """The two codes of a byte with their signs."""
     for i in range(packed.size):
@@ -163,7 +171,7 @@ def unpack_nibbles(packed: Bytes, out: SmallInts) -> None:
         out[2 * i + 1] = np.int8(np.int8(packed[i]) >> np.int8(4))
 
 
-@_compiled
+@vectorized
 def encode_fp8(
     x: Floats, bits: Ints, mantissa: int, bias: int, codes: Bytes, exponents: Bytes
 ) -> None:
@@ -196,7 +204,7 @@ def encode_fp8(
             codes[b, j] = np.uint8((normal if v >= smallest_normal else small) | sign)
 
 
-@_compiled
+@vectorized
 def decode_fp8(
     codes: Bytes, exponents: Bytes, mantissa: int, bias: int, out: Floats, bits: Ints
 ) -> None:
@@ -219,32 +227,3 @@ def decode_fp8(
             value = out[b, j] if magnitude >= first_normal else F(I(magnitude)) * unit
             value = min(value * factor, LARGEST)
             out[b, j] = -value if codes[b, j] >= 128 else value
-
-
-@_compiled
-def collect_above(bits: Ints, limit: np.int32, out: Ints) -> int:
-    """Indices of magnitudes at or above the limit, ascending; how many.
-
-    Stops where a row might not fit any more into `out`.
-    """
-    found = 0
-    width = bits.shape[1]
-    for b in range(bits.shape[0]):
-        if largest_magnitude(bits, b) < limit:
-            continue
-        if found + width > out.size:
-            break
-        for j in range(width):
-            # Without a branch, which would be guessed wrong too often.
-            out[found] = b * width + j
-            found += 1 if bits[b, j] & MAGNITUDE >= limit else 0
-    return found
-
-
-@_compiled
-def count_above(bits: Ints, limit: np.int32) -> int:
-    """How many magnitudes are at or above the limit."""
-    count = I(0)
-    for i in range(bits.size):
-        count += I(1) if bits[i] & MAGNITUDE >= limit else I(0)
-    return int(count)

@@ -72,8 +72,7 @@ def encode_ints(
     if seed is None:
         rounded = rounded.round()
     else:
-        fractions = F.pad(random_fractions(x, seed), (0, rows.numel() - x.numel()))
-        rounded = (rounded + fractions.view_as(rows)).floor()
+        rounded = (rounded + random_fractions(rows, seed)).floor()
     rounded = torch.where(finite[:, None], rounded, 0).clamp_(-limit, limit)
     codes.copy_(rounded.view(-1)[: x.numel()])
 
@@ -126,26 +125,35 @@ def decode_fp8(codes: Tensor, exponents: Tensor, block: int, form: Fp8Format, ou
     out.copy_(rows.clamp_(-LARGEST, LARGEST).view(-1)[: out.numel()])
 
 
-def largest(x: Tensor, count: int) -> Tensor:
-    """Indices, ascending, of the largest magnitudes; NaN is above all, ties are free."""
-    return x.abs().topk(count, sorted=False).indices.sort().values
+def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Indices, ascending, and values of the largest magnitudes; NaN is the largest, ties free."""
+    indices = x.abs().topk(count, sorted=False).indices.sort().values
+    return indices, x[indices]
 
 
-def above(x: Tensor, threshold: float) -> Tensor:
-    """Indices, ascending, of the magnitudes above the threshold; NaN is."""
-    return (~(x.abs() <= threshold)).nonzero().view(-1)
+def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Indices, ascending, and values of the magnitudes above the threshold; NaN is."""
+    indices = (~(x.abs() <= threshold)).nonzero().view(-1)
+    return indices, x[indices]
 
 
-def random_fractions(x: Tensor, seed: int) -> Tensor:
+def random_fractions(rows: Tensor, seed: int) -> Tensor:
     """In [0, 1), by a hash of the seed, the place and the bits: no generator's state is touched.
 
-    Source: the mixing steps of MurmurHash3's fmix32 (Appleby, public domain).
+    One hash serves an element of the first half of a row (its upper 16 bits) and that of the
+    second half (its lower). Source: the mixing steps of MurmurHash3's fmix32 (Appleby, public
+    domain).
     """
-    places = torch.arange(x.numel(), device=x.device)
-    h = (x.view(torch.int32).long() + hash_start(seed, 0) + places * 0x9E3779B1) & WORD
+    half = rows.shape[1] // 2
+    first, second = rows.contiguous().view(torch.int32).long().split(half, 1)
+    second = second & WORD
+    places = torch.arange(rows.numel(), device=rows.device).view_as(rows)[:, :half]
+    h = first + ((second << 15) | (second >> 17)) + hash_start(seed, 0) + places * 0x9E3779B1
+    h = h & WORD
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & WORD
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & WORD
-    return ((h ^ (h >> 16)) >> 8).float() * 2.0**-24
+    h = h ^ (h >> 16)
+    return torch.cat([h >> 16, h & 0xFFFF], 1).float() * 2.0**-16
 
 
 def hash_start(seed: int, place: int) -> int:

@@ -47,11 +47,11 @@ class SparseCodec(Codec):
         return out.index_copy_(0, self.indices(codes), self.values(codes))
 
 
-def _pairs(x: Tensor, indices: Tensor) -> Tensor:
-    codes = torch.empty(PAIR_BYTES * indices.numel(), dtype=torch.uint8, device=x.device)
+def _pairs(indices: Tensor, values: Tensor) -> Tensor:
+    codes = torch.empty(PAIR_BYTES * indices.numel(), dtype=torch.uint8, device=indices.device)
     middle = codes.numel() // 2
     codes[:middle].view(torch.int32).copy_(indices)
-    torch.index_select(x, 0, indices, out=codes[middle:].view(torch.float32))
+    codes[middle:].view(torch.float32).copy_(values)
     return codes
 
 
@@ -72,7 +72,7 @@ class TopK(SparseCodec):
 
     def _encode(self, x: Tensor) -> Tensor:
         kept = kept_elements(self.density, x.numel())
-        return _pairs(x, backend_of(x).largest(x, kept))
+        return _pairs(*backend_of(x).largest(x, kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,4 +99,4 @@ class Threshold(SparseCodec):
             )
 
     def _encode(self, x: Tensor) -> Tensor:
-        return _pairs(x, backend_of(x).above(x, self.threshold))
+        return _pairs(*backend_of(x).above(x, self.threshold))

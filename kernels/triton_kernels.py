@@ -79,12 +79,20 @@ def _encode_ints(
     usable = tl.where(finite[:, None], value, 0.0)
     quotient = tl.math.div_rn(usable, tl.broadcast_to(divisor[:, None], value.shape))
     if at_random:
-        h = bits.to(tl.uint32, bitcast=True) + start.to(tl.uint32)
-        h += place.to(tl.uint32) * 0x9E3779B1
+        # Elements of the two halves of a block share a hash: both make it.
+        column = tl.arange(0, block)[None, :]
+        other = place - column + (column ^ (block // 2))
+        partner = tl.load(x + other, mask=other < numel, other=0.0).to(tl.int32, bitcast=True)
+        is_first = column < block // 2
+        first = tl.where(is_first, bits, partner).to(tl.uint32, bitcast=True)
+        second = tl.where(is_first, partner, bits).to(tl.uint32, bitcast=True)
+        h = first + ((second << 15) | (second >> 17)) + start.to(tl.uint32)
+        h += tl.where(is_first, place, other).to(tl.uint32) * 0x9E3779B1
         h = (h ^ (h >> 16)) * 0x85EBCA6B
         h = (h ^ (h >> 13)) * 0xC2B2AE35
         h = h ^ (h >> 16)
-        fraction = (h >> 8).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
+        half = tl.where(is_first, h >> 16, h & 0xFFFF)
+        fraction = half.to(tl.int32).to(tl.float32) * (1.0 / 65536.0)
         rounded = tl.floor(quotient + fraction)
     else:
         rounded = (quotient + NEAREST) - NEAREST

@@ -97,28 +97,3 @@ def test_fp8_numbers_are_equal(numel: int, form: reference.Fp8Format) -> None:
             made.append((codes, exponents, back))
         for ours, theirs in zip(*made, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("count", [1, 70, 700, 30_000])
-@pytest.mark.parametrize("kind", ["normal", "heavy tails", "one region", "few values"])
-def test_the_largest_are_the_largest(count: int, kind: str) -> None:
-    x = torch.randn(100_003, generator=torch.Generator().manual_seed(count))
-    if kind == "heavy tails":
-        x = x**9
-    elif kind == "one region":  # where no sample looks
-        x[50_000:50_700] += 1000
-    elif kind == "few values":
-        x = x.round()
-    x[77], x[78] = torch.nan, torch.inf
-    ours, theirs = compiled.largest(x, count), reference.largest(x, count)
-    assert (ours[1:] > ours[:-1]).all() and ours.dtype == theirs.dtype
-    torch.testing.assert_close(
-        x[ours].abs().sort().values, x[theirs].abs().sort().values, rtol=0, atol=0, equal_nan=True
-    )
-
-
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("threshold", [0.0, 1e-44, 0.5, 2.5, 3e38])
-def test_what_is_above_a_threshold_is_equal(numel: int, threshold: float) -> None:
-    for x in block_inputs(numel):
-        assert torch.equal(compiled.above(x, threshold), reference.above(x, threshold))
