@@ -43,6 +43,19 @@ def launch_options(command: Command) -> Command:
             "(docs/profilers.md).",
         ),
         click.option(
+            "--check-buckets",
+            is_flag=True,
+            help="Compare checksums of all buckets of gradients between ranks, and end the run "
+            "where bits changed.",
+        ),
+        click.option(
+            "--selector",
+            metavar="OPTIONS",
+            help="Let each all-reduce of gradients go by the algorithm that is fastest here, "
+            "looked at every check_interval: check_interval=500ms,bandwidth_threshold=50MBps,"
+            "fallback_topology=tree, or a YAML file with some of these (docs/collectives.md).",
+        ),
+        click.option(
             "--preflight/--no-preflight",
             default=True,
             help="Compare versions, memory and network of all ranks with the plan first.  "
@@ -69,9 +82,13 @@ def launch_options(command: Command) -> Command:
 
 def take_launch(options: dict[str, Any]) -> Launch:
     """Takes what belongs to the launch out of a command's options."""
+    from claw_plan.executor.communication.selector_options import read_options
     from claw_plan.executor.launch import Launch
 
+    selector = options.pop("selector")
     return Launch(
+        selector=None if selector is None else read_options(selector),
+        checks_buckets=options.pop("check_buckets"),
         hostfile=options.pop("hostfile"),
         timeout_s=options.pop("timeout"),
         preflight=options.pop("preflight"),

@@ -47,13 +47,17 @@ class Launch:
 
     `hostfile` names the hosts, None for this machine or the Slurm job's. `timeout_s` is how long
     ranks wait for each other. With `preflight` they look at themselves and the network before
-    step 1, with `nvtx` they name what runs for profilers. `say` gets sentences for the user.
+    step 1, with `nvtx` they name what runs for profilers. `selector` are the options of what
+    chooses collective algorithms while it runs, None where the plan does; with `checks_buckets`
+    buckets of gradients have checksums. `say` gets sentences for the user.
     """
 
     hostfile: Path | None = None
     timeout_s: float = TIMEOUT_S
     preflight: bool = True
     nvtx: bool = False
+    selector: Mapping[str, str] | None = None
+    checks_buckets: bool = False
     say: Callable[[str], None] = lambda line: None
 
 

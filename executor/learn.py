@@ -94,7 +94,8 @@ def learn(
     for count, (folder, plan) in enumerate(runs.items()):
         progress("predicting with the new measurements", 0.1 + 0.6 * count / len(runs))
         known[folder], *tried = _predict(folder, trials)
-        steps.append(_step_time(plan, tried, measured[folder]))
+        if ran_as_planned(folder):
+            steps.append(_step_time(plan, tried, measured[folder]))
     fitted = merged.merge(Profile(constants=fit_constants(steps)))
     progress("predicting with the fitted constants", 0.7)
     after = {folder: _predict(folder, [fitted])[0] for folder in runs}
@@ -124,6 +125,14 @@ def is_finished(folder: Path) -> bool:
 def measured_ns(folder: Path) -> int:
     """The median step of a finished run."""
     return round(read_result(folder).step_time_ms["median"] * NS_PER_MS)
+
+
+def ran_as_planned(folder: Path) -> bool:
+    """Whether its steps show what the plan's take: a selector tried other collectives in them.
+
+    Its kernels took what they take all the same.
+    """
+    return not read_result(folder).algorithms
 
 
 def default_profile_path(plans: Iterable[Plan]) -> Path:

@@ -26,6 +26,7 @@ from claw_plan.executor.checkpoint_layout import WholeState, divided_as
 from claw_plan.executor.clipping import clip, counted_here, global_norm
 from claw_plan.executor.dropout import seed_forwards
 from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.expert_parallel import ExpertParallel
 from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_of_mean
 from claw_plan.executor.loss_scale import LossScale
 from claw_plan.executor.mesh import Mesh, make_mesh
@@ -39,6 +40,7 @@ from claw_plan.executor.reached import leave_unreached
 from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.replica_exchange import (
     Exchange,
+    ExchangeOptions,
     make_exchange,
     momentum_optimizer,
     refuse_exchange,
@@ -84,6 +86,7 @@ class ParallelModel:
     schedule: Step
     tensor_parallel: TensorParallelModel | None = None
     tied: TiedGradients | None = None
+    experts: ExpertParallel | None = None
     averaged: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
     has_loss: bool = True
     pipeline_stages: tuple[RecordedStage, ...] = field(default=(), repr=False)
@@ -107,6 +110,11 @@ class ParallelModel:
                 self.optimizer.step()
         self.optimizer.zero_grad()
         return self.global_loss(loss)
+
+    def settle(self) -> None:
+        """Waits for all that goes on between steps; call it before anything is kept of them."""
+        if self.exchange is not None:
+            self.exchange.settle()
 
     def takes_step(self) -> bool:
         """Whether no gradient overflowed in fp16, be it in kernels or on the wire."""
@@ -153,6 +161,8 @@ class ParallelModel:
         bucket_bytes = self.knobs.bucket_bytes
         for axis, parameters in self.averaged.items():
             reduce_gradients(parameters, self.mesh.group(axis), dist.ReduceOp.AVG, bucket_bytes)
+        if self.experts is not None:
+            self.experts.finish(bucket_bytes)
         if self.tensor_parallel is not None:
             partial_sums = [
                 parameter
@@ -201,17 +211,27 @@ class ParallelModel:
 
 
 def compile_plan(
-    plan: Plan, loaded: LoadedModel, device: torch.device, *, precision: str = AS_PLANNED
+    plan: Plan,
+    loaded: LoadedModel,
+    device: torch.device,
+    *,
+    precision: str = AS_PLANNED,
+    exchange: ExchangeOptions | None = None,
 ) -> ParallelModel:
-    """Makes this rank's part. Every rank of the default process group must call it."""
-    knobs = plan.knobs()
-    refuse_exchange(plan, loaded)
+    """Makes this rank's part. Every rank of the default process group must call it.
+
+    `exchange` is what a run asks for beyond the plan.
+    """
+    knobs, options = plan.knobs(), exchange or ExchangeOptions()
+    refuse_exchange(plan, loaded, options)
     mesh = make_mesh(knobs, device.type)
     shards = plan.training.precision != "float32" or knobs.dp_shard > 1
     held = make_rank_stages(plan, loaded, mesh, device, precision, shards=shards)
     first = next(iter(held.stages.values()))
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
     trainable = [p for p in held.parameters.values() if p.requires_grad]
+    shared = held.experts.parameters if held.experts is not None else {}
+    plain = [p for name, p in held.parameters.items() if p.requires_grad and name not in shared]
     make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
     make = partial(make_optimizer, plan.training, loaded)
     if sends_momentum(plan, loaded):
@@ -229,13 +249,14 @@ def compile_plan(
         optimizer=HostOptimizer(make, trainable) if knobs.offload != "none" else make(trainable),
         schedule=lambda microbatches: torch.zeros(()),
         tensor_parallel=held.tensor_parallel,
-        averaged=_averaged(knobs, trainable, shards=shards),
+        experts=held.experts,
+        averaged=_averaged(knobs, plain, shards=shards),
         has_loss=len(plan.stages) - 1 in held.stages,
         loss_scale=LossScale(plan.training.loss_scale_window) if scales_loss else None,
         statistics=RunningStatistics(held.stages.values(), mesh),
-        unreached=held.unreached,
+        unreached=held.unreached.difference(shared),
     )
-    compiled.exchange = make_exchange(plan, mesh, compiled.optimizer)
+    compiled.exchange = make_exchange(plan, mesh, compiled.optimizer, options)
     if knobs.pp > 1:
         _make_pipeline(compiled, held.stages)
     else:
@@ -245,6 +266,7 @@ def compile_plan(
         mesh,
         lambda name: divided_as(compiled, name) is not None,
         compiled.tied,
+        compiled.experts,
     )
     seed_forwards(mesh, plan.training.seed)
     return compiled
@@ -288,6 +310,7 @@ def _make_accumulation(compiled: ParallelModel, *, replicates: bool) -> None:
             buckets=knobs.buckets,
             mean=None if compiled.exchange is None else compiled.exchange.mean,
             finds_unreached=bool(compiled.unreached),
+            left_out=list(compiled.experts.parameters.values()) if compiled.experts else (),
         )
     compiled.schedule = partial(
         run_microbatches,

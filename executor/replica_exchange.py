@@ -1,4 +1,4 @@
-"""What replicas send each other, as the plan's codec and collective algorithm say.
+"""What replicas send each other, as the plan's codec and collective algorithm say, and a run.
 
 Codecs whose errors a second moment would not forgive carry AdamW's momentum (1-bit Adam and its
 kin: one_bit, top_k, threshold); the others carry gradients. Under plain SGD, which is linear in
@@ -8,7 +8,7 @@ gradients, all do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +16,13 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from claw_plan.executor.communication.algorithms import NATIVE
+from claw_plan.executor.communication.bucket_checks import BucketChecks
+from claw_plan.executor.communication.group import group_over
 from claw_plan.executor.communication.group_mean import GroupMean
 from claw_plan.executor.communication.hooks import GradientMean, Mean
+from claw_plan.executor.communication.selector import Probe, Selector, Switch
+from claw_plan.executor.communication.selector_options import SelectorOptions, parse_options
+from claw_plan.executor.communication.whole_mean import WholeMean, checked
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
@@ -29,6 +34,32 @@ from claw_plan.planner.supported import OF_MOMENTUM
 from claw_plan.profiles.collective_schedules import Nodes
 
 AUTO, UNCODED = "auto", "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions:
+    """What a run asks for beyond its plan: algorithms by what they cost here, and checksums."""
+
+    selector: SelectorOptions | None = None
+    checks_buckets: bool = False
+
+    def __bool__(self) -> bool:
+        return self.selector is not None or self.checks_buckets
+
+    def asked(self) -> str:
+        """As it was typed."""
+        return "--selector" if self.selector is not None else "--check-buckets"
+
+
+AS_PLANNED = ExchangeOptions()
+
+
+def options_of(selector: Mapping[str, str] | None, checks_buckets: bool) -> ExchangeOptions:
+    """What was typed, read; raises ExecutionError or InputError for what is not understood."""
+    return ExchangeOptions(
+        selector=None if selector is None else parse_options(selector),
+        checks_buckets=checks_buckets,
+    )
 
 
 class RankState(Protocol):
@@ -43,15 +74,41 @@ class RankState(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What buckets of gradients become in backward, who keeps errors, and what may overflow."""
+    """What buckets of gradients become in backward, who keeps errors, and what may overflow.
+
+    `selector` and `checks` work where a step ends.
+    """
 
     mean: Mean
     state: RankState
     gradients: GradientMean | None = None
+    selector: Selector | None = None
+    checks: BucketChecks | None = None
 
     def takes_step(self) -> bool:
         """Whether what came is finite, the same on all ranks; they skip the step together."""
         return self.gradients is None or self.gradients.take_finite()
+
+    def step_ended(self, step: int) -> list[Switch | Probe]:
+        """What was changed after this step, the same on all ranks.
+
+        Raises ExecutionError if a bit was changed two steps ago.
+        """
+        if self.checks is not None:
+            self.checks.step_ended(step)
+        if self.selector is None:
+            return []
+        self.selector.step_ended()
+        return self.selector.take_events()
+
+    def algorithms(self) -> dict[int, str]:
+        """What buckets of so many bytes go by, where a selector chooses."""
+        return {} if self.selector is None else self.selector.used()
+
+    def settle(self) -> None:
+        """Raises ExecutionError if a bit was changed in any step so far."""
+        if self.checks is not None:
+            self.checks.settle()
 
 
 def needs_exchange(knobs: Candidate) -> bool:
@@ -64,16 +121,26 @@ def without_codec(plan: Plan) -> Plan:
     return plan.model_copy(update={"candidate": plan.candidate | {"codec": UNCODED}})
 
 
-def refuse_exchange(plan: Plan, loaded: LoadedModel) -> None:
-    """Raises ExecutionError where the plan's codec or algorithm has nothing to act on."""
+def refuse_exchange(
+    plan: Plan, loaded: LoadedModel, options: ExchangeOptions = AS_PLANNED
+) -> None:
+    """Raises ExecutionError where codec, algorithm or the run's options have nothing to act on."""
     knobs = plan.knobs()
-    if not needs_exchange(knobs):
+    if not needs_exchange(knobs) and not options:
         return
     asked = f"codec={knobs.codec}" if knobs.codec != UNCODED else f"collective={knobs.collective}"
+    without = "codec=none"
+    if options:
+        asked, without = options.asked(), f"leave {options.asked()} out"
+    if options.selector is not None and knobs.codec != UNCODED:
+        raise ExecutionError(
+            f"{asked}: it measures all-reduces of whole gradients, but the plan sends them as "
+            f"{knobs.codec}; leave --selector out, or use codec=none"
+        )
     if knobs.dp_shard > 1 or plan.training.precision != "float32":
         raise ExecutionError(
             f"{asked}: fully_shard reduces gradients itself, in shards or in precision "
-            f"{plan.training.precision}; use dp_shard=1 and --precision float32, or codec=none"
+            f"{plan.training.precision}; use dp_shard=1 and --precision float32, or {without}"
         )
     if sends_momentum(plan, loaded) and knobs.offload != "none":
         raise ExecutionError(
@@ -83,7 +150,7 @@ def refuse_exchange(plan: Plan, loaded: LoadedModel) -> None:
     if knobs.pp > 1 or knobs.dp_replicate == 1 or (knobs.tp > 1 and knobs.codec != UNCODED):
         raise ExecutionError(
             f"{asked}: it acts where replicas alone meet; use pp=1, tp=1 and dp_replicate above "
-            "1, or codec=none"
+            f"1, or {without}"
         )
     if sends_momentum(plan, loaded) and plan.training.clip_norm is not None:
         raise ExecutionError(
@@ -131,15 +198,40 @@ def momentum_optimizer(plan: Plan, mesh: Mesh, parameters: Sequence[nn.Parameter
     )
 
 
-def make_exchange(plan: Plan, mesh: Mesh, optimizer: torch.optim.Optimizer) -> Exchange | None:
+def make_exchange(
+    plan: Plan,
+    mesh: Mesh,
+    optimizer: torch.optim.Optimizer,
+    options: ExchangeOptions = AS_PLANNED,
+) -> Exchange | None:
     """What the replicas' reducer and checkpoints need; None for the library's own all-reduce."""
-    if not needs_exchange(plan.knobs()):
+    if not needs_exchange(plan.knobs()) and not options:
         return None
+    means = means_of(plan, mesh)
+    checks = None
+    if options.checks_buckets:
+        checks = BucketChecks(means["group"], torch.device(mesh.device_mesh.device_type))
+    if plan.knobs().codec == UNCODED:
+        return _whole_exchange(means, options, checks)
     if isinstance(optimizer, OneBitAdam):
         optimizer.averages_itself = False
-        return Exchange(mean=optimizer.mean_of_bucket, state=optimizer)
-    gradients = GradientMean(GroupMean(codec=codec_of(plan.knobs().codec), **means_of(plan, mesh)))
-    return Exchange(mean=gradients, state=gradients, gradients=gradients)
+        exchange = Exchange(mean=optimizer.mean_of_bucket, state=optimizer)
+    else:
+        gradients = GradientMean(GroupMean(codec=codec_of(plan.knobs().codec), **means))
+        exchange = Exchange(mean=gradients, state=gradients, gradients=gradients)
+    if checks is None:
+        return exchange
+    return replace(exchange, mean=checked(exchange.mean, checks), checks=checks)
+
+
+def _whole_exchange(
+    means: Mapping[str, Any], options: ExchangeOptions, checks: BucketChecks | None
+) -> Exchange:
+    """Gradients as they are, by the plan's algorithm or the selector's."""
+    group = group_over(means["group"], means["nodes"], means["algorithm"])
+    selector = None if options.selector is None else Selector(group, options.selector)
+    mean = WholeMean(group, selector=selector, checks=checks)
+    return Exchange(mean=mean, state=mean, selector=selector, checks=checks)
 
 
 def _nodes(plan: Plan, mesh: Mesh) -> Nodes:

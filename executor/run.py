@@ -26,7 +26,7 @@ from claw_plan.executor.placement import check_count
 from claw_plan.executor.preflight import PREFLIGHT_FILE, preflight
 from claw_plan.executor.rank_work import among_others, meet_others, set_environment, told_by_rank_0
 from claw_plan.executor.ranks import Rank
-from claw_plan.executor.replica_exchange import warmup_note
+from claw_plan.executor.replica_exchange import options_of, refuse_exchange, warmup_note
 from claw_plan.executor.run_files import RunResult, make_run_folder, read_result, write_run
 from claw_plan.executor.train import STEPS_FILE, OnStep, train
 from claw_plan.planner.plan import Plan, load_plan
@@ -59,6 +59,7 @@ def run_plan(
     if data is not None and not data.is_file():
         raise InputError(f"--data {data} is not a file; give any text file")
     plan, loaded = open_plan(plan_path)
+    refuse_exchange(plan, loaded, options_of(launch.selector, launch.checks_buckets))
     checkpoints = (checkpoints or CheckpointOptions()).checked(steps, runs)
     if data is not None:
         make_source(plan, loaded, data)  # says what is wrong with it before any rank starts
@@ -148,6 +149,8 @@ def _job(
         timeout_s=launch.timeout_s,
         preflight=launch.preflight,
         nvtx=launch.nvtx,
+        selector=None if launch.selector is None else dict(launch.selector),
+        checks_buckets=launch.checks_buckets,
         **checkpoints.job_fields(folder),
     )
 

@@ -24,6 +24,7 @@ class RunCheckpoints:
     """
 
     def __init__(self, job: Job, compiled: ParallelModel) -> None:
+        self._compiled = compiled
         self._folder = Path(job.checkpoint_folder) if job.checkpoint_folder else None
         self._every = job.checkpoint_every
         self.first_step, self.last, self._told = 0, "", ""
@@ -42,9 +43,11 @@ class RunCheckpoints:
         Raises ExecutionError when the run ends and its state cannot be written.
         """
         told, self._told = self._told, ""
+        is_due = ends or (self._every > 0 and step % self._every == 0)
+        if is_due:
+            self._compiled.settle()
         if self._checkpointer is None or self._folder is None:
             return told
-        is_due = ends or (self._every > 0 and step % self._every == 0)
         note = self._checkpointer.save(step) if is_due else self._checkpointer.look()
         if ends:
             failed = self._checkpointer.finish()

@@ -27,7 +27,15 @@ from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.train import RankRecord, counted
 from claw_plan.planner.plan import Plan, load_plan, save_plan
-from claw_plan.planner.traffic import STEADY_STEP, differences, rows_of, traffic_of
+from claw_plan.planner.traffic import (
+    STEADY_STEP,
+    Kind,
+    Moved,
+    Traffic,
+    differences,
+    rows_of,
+    traffic_of,
+)
 from claw_plan.profiles.cluster_file import cluster_from_mapping
 from claw_plan.profiles.files import write_atomic
 from claw_plan.profiles.measurement import Measurement
@@ -49,7 +57,8 @@ class RunResult:
     `parts_ms` are the parts of the median recorded step, on the
     rank that computed longest. `predicted_*` are None when the plan holds no prediction. `traffic`
     are the rows of `planner.traffic`, counted in the last step; `traffic_differences` says where
-    they differ from the plan's.
+    they differ from the plan's. `algorithms` is what buckets of so many bytes went by at the end,
+    where a selector chose.
     """
 
     losses: list[float]
@@ -66,6 +75,7 @@ class RunResult:
     checkpoint: str = ""
     traffic: list[dict[str, Any]] = field(default_factory=list)
     traffic_differences: list[str] = field(default_factory=list)
+    algorithms: dict[str, str] = field(default_factory=dict)
 
 
 def make_run_folder(runs: Path, plan_path: Path) -> Path:
@@ -225,15 +235,29 @@ def result_of(
         checkpoint=records[0].checkpoint,
         traffic=[row.model_dump() for row in rows_of([record.traffic for record in records])],
         traffic_differences=_traffic_differences(plan, records),
+        algorithms={str(size): name for size, name in records[0].algorithms.items()},
     )
 
 
 def _traffic_differences(plan: Plan, records: Sequence[RankRecord]) -> list[str]:
-    """From what the plan predicts for steps like the last; none where it predicts nothing."""
+    """From what the plan predicts for steps like the last; none where it predicts nothing.
+
+    Replicas that a run's options let do something else are left out.
+    """
     rows = plan.prediction.traffic if plan.prediction else None
     if rows is None or len(records[0].losses) < STEADY_STEP:
         return []
-    return differences(traffic_of(rows, len(records)), [record.traffic for record in records])
+    predicted, counted = traffic_of(rows, len(records)), [record.traffic for record in records]
+    if not records[0].is_as_planned:
+        predicted, counted = _without_replicas(predicted), _without_replicas(counted)
+    return differences(predicted, counted)
+
+
+def _without_replicas(ranks: Sequence[Traffic]) -> list[dict[Kind, Moved]]:
+    return [
+        {kind: moved for kind, moved in traffic.items() if kind.axis != "dp_replicate"}
+        for traffic in ranks
+    ]
 
 
 def parts_ms(timeline: Timeline) -> dict[str, float]:

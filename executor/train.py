@@ -7,6 +7,7 @@ any looking.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 from claw_plan.executor.batches import Source, TextSource, check_vocabulary, make_source, own_slice
+from claw_plan.executor.benchmark_group import measure_replicas
+from claw_plan.executor.communication.selector import Switch
 from claw_plan.executor.gradients import local
 from claw_plan.executor.host_memory import MemoryMeter
 from claw_plan.executor.job import Job, Progress
@@ -28,6 +31,7 @@ from claw_plan.executor.pipeline import time_sends
 from claw_plan.executor.ranges import name_ranges
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.recorder import StepRecorder
+from claw_plan.executor.replica_exchange import options_of
 from claw_plan.executor.run_checkpoints import RunCheckpoints
 from claw_plan.executor.stopping import StopRequest
 from claw_plan.executor.traffic import counting, traffic_counter
@@ -53,7 +57,9 @@ class RankRecord:
     from 1; `samples` go into the profile.
 
     The run began after `first_step` steps of the training; `checkpoint` is what it wrote at its
-    end, empty for nothing. `traffic` is that of the last step.
+    end, empty for nothing. `traffic` is that of the last step. `algorithms` is what buckets of so
+    many bytes went by at the end where a selector chose; not `is_as_planned` are runs whose
+    replicas do something beside what the plan says.
     """
 
     rank: int
@@ -68,6 +74,8 @@ class RankRecord:
     spans: dict[int, list[Span]] = field(default_factory=dict)
     samples: dict[OpWork | CollectiveWork, list[int]] = field(default_factory=dict)
     data: str = ""
+    algorithms: dict[int, str] = field(default_factory=dict)
+    is_as_planned: bool = True
 
 
 def ways_of(steps: int) -> list[str]:
@@ -101,7 +109,8 @@ def train(
     """Trains the job's plan; on rank 0 the records of all ranks, elsewhere nothing."""
     plan, loaded = open_plan(job.plans[0])
     memory = MemoryMeter(rank.device)
-    compiled = compile_plan(plan, loaded, rank.device)
+    exchange = options_of(job.selector, job.checks_buckets)
+    compiled = compile_plan(plan, loaded, rank.device, exchange=exchange)
     if job.nvtx:
         compiled.ranges = name_ranges(compiled.stages, plan.blocks, rank.device)
     source = make_source(plan, loaded, Path(job.data) if job.data else None)
@@ -115,6 +124,7 @@ def train(
         first_step=checkpoints.first_step,
         ways=ways_of(job.steps - checkpoints.first_step),
         data=source.says,
+        is_as_planned=not exchange,
     )
     stop = StopRequest()
     counter = traffic_counter(compiled)
@@ -127,11 +137,12 @@ def train(
             counter.take()
             _one_step(compiled, source, step, way, record, rank)
             _note_traffic(counter.take(), record, progress)
+            switched = _exchange_ended(compiled, record, progress)
             progress.stopped_by = stop.agreed()
             ends = bool(progress.stopped_by) or step + 1 == job.steps
             note = checkpoints.after_step(step + 1, ends=ends)
             if rank.rank == 0:
-                on_step(_tell(job.folder, record, note))
+                on_step(_tell(job.folder, record, "; ".join(filter(None, (switched, note)))))
             if progress.stopped_by:
                 break
     del record.ways[len(record.losses) :]
@@ -143,7 +154,18 @@ def train(
         )
         for work, samples in sends.items():
             record.samples[work] = samples
+    if WORK in record.ways and rank.device.type == "cpu":
+        _time_replicas(compiled, record, rank)
     return _collect(record, rank)
+
+
+def _time_replicas(compiled: ParallelModel, record: RankRecord, rank: Rank) -> None:
+    """What replicas on several hosts could meet by, where other plans may differ from this one."""
+    group = compiled.mesh.group("dp_replicate")
+    ranks = dist.get_process_group_ranks(group)
+    if (nodes := rank.hosts(ranks)) > 1:
+        for work, samples in measure_replicas(ranks, nodes, group).items():
+            record.samples.setdefault(work, []).extend(samples)
 
 
 def _note_traffic(traffic: dict[Kind, Moved], record: RankRecord, progress: Progress) -> None:
@@ -152,6 +174,29 @@ def _note_traffic(traffic: dict[Kind, Moved], record: RankRecord, progress: Prog
         rows = [kind._asdict() | moved._asdict() for kind, moved in sorted(traffic.items())]
         progress.log.event("traffic", progress.step, moved=rows)
     record.traffic = traffic
+
+
+def _exchange_ended(compiled: ParallelModel, record: RankRecord, progress: Progress) -> str:
+    """Lets the replicas' exchange change what it uses; what to say of it, mostly nothing.
+
+    Trials are for the rank's log alone.
+    """
+    exchange = compiled.exchange
+    if exchange is None:
+        return ""
+    said = []
+    for event in exchange.step_ended(progress.step):
+        values = dataclasses.asdict(event)
+        del values["step"]  # of the selector, which counts from where the run began
+        if progress.log is not None:
+            name = "collective" if isinstance(event, Switch) else "links probed"
+            progress.log.event(name, progress.step, **values)
+        if isinstance(event, Switch) and not event.is_trial:
+            said.append(
+                f"all-reduces of {event.size_bytes} bytes go by {event.after} now: {event.reason}"
+            )
+    record.algorithms = exchange.algorithms()
+    return "; ".join(said)
 
 
 def _one_step(

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from claw_plan.profiles.units import ms_from_ns
+
 TRIALS = 3
 """Measured so often, an algorithm's median is believed."""
 
@@ -43,6 +45,12 @@ class Choice:
     is_settled: bool = False
     """Whether all trials are over."""
 
+    is_trying: bool = False
+    """Whether the current one is used to learn what it takes."""
+
+    reason: str = ""
+    """Why the last decision was made, with the times it rests on."""
+
     usual_ns: float = 0.0
     """What the current one takes as a rule, once it was used often enough; 0 before."""
 
@@ -64,11 +72,15 @@ class Choice:
         for name in candidates:
             worth = name in self.unmodelled or name == wanted or self.estimate_ns(name) <= limit
             if worth and len(self.measured_ns.get(name, ())) < TRIALS:
-                self.current = name
+                self.current, self.reason = name, f"on trial; {self._told(name)}"
+                self.is_trying = True
                 return name
+        self.is_trying = False
         best = min(candidates, key=self.estimate_ns)
         faster = self.estimate_ns(best) < (1 - HYSTERESIS) * self.estimate_ns(self.current)
         if faster or not self.is_settled:
+            by_time = sorted(self.measured_ns, key=self.estimate_ns)
+            self.reason = "fastest; " + ", ".join(map(self._told, by_time))
             self.current, self.usual_ns = best, 0.0
         self.is_settled = True
         times = self.measured_ns[self.current]
@@ -89,6 +101,14 @@ class Choice:
         self.modelled_ns = modelled_ns
         self.measured_ns.clear()
         self.is_settled, self.usual_ns = False, 0.0
+
+    def _told(self, name: str) -> str:
+        """The algorithm and what is known of its time."""
+        calls, time_ns = len(self.measured_ns.get(name, ())), self.estimate_ns(name)
+        if not time_ns:
+            return f"{name} not modelled"
+        known = f"median of {calls}" if calls else "modelled"
+        return f"{name} {ms_from_ns(time_ns):.3g} ms ({known})"
 
     def _correction(self) -> float:
         ratios = [

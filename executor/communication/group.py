@@ -38,9 +38,9 @@ class CollectiveGroup:
         """Where tensors of the backend lie."""
         return _device_of(self.process_group)
 
-    def all_reduce(self, flat: Tensor) -> None:
-        """Replaces `flat` by the sum over the ranks."""
-        algorithms.all_reduce(flat, self.process_group, self.strategy, self.nodes)
+    def all_reduce(self, flat: Tensor, carry: algorithms.Exchange | None = None) -> None:
+        """Replaces `flat` by the sum over the ranks; `carry` moves messages."""
+        algorithms.all_reduce(flat, self.process_group, self.strategy, self.nodes, carry)
 
     def reduce_scatter(self, flat: Tensor) -> Tensor:
         """This rank's part of the sum."""
@@ -100,8 +100,13 @@ def create_group(
                 f"hosts names each of the {world.size()} ranks, but got {len(named)} names"
             )
         nodes = nodes_of([named[rank] for rank in chosen])
-    _open_ways(made)
-    return CollectiveGroup(process_group=made, nodes=nodes, strategy=strategy)
+    return group_over(made, nodes, strategy)
+
+
+def group_over(group: dist.ProcessGroup, nodes: Nodes, strategy: str) -> CollectiveGroup:
+    """The ranks of a process group that is there, all ways between them open; all call it."""
+    _open_ways(group)
+    return CollectiveGroup(process_group=group, nodes=nodes, strategy=_known(strategy))
 
 
 def nodes_of(hosts: Sequence[str]) -> Nodes:
@@ -134,6 +139,6 @@ def _open_ways(group: dist.ProcessGroup) -> None:
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
-    if dist.get_backend(group) == "nccl":
+    if "nccl" in dist.get_backend_config(group):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

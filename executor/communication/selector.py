@@ -7,8 +7,8 @@
 A short probe gives each size a modelled time for every algorithm; `choice` tries what is near the
 best and settles. At the end of a step all ranks take the longest time that any of them saw of each
 call and so decide alike. The ways are open since the group was made and the times travel beside
-the next step: a change costs a lookup. Sums have other last bits after it, so `switches` keeps the
-steps of all changes for whoever plays a run again.
+the next step: a change costs a lookup. Sums have other last bits after it, so `events` keeps all
+changes with their steps and reasons, for a log and for whoever plays a run again.
 
 Not told apart: what a call takes, and how much later than others some rank came to it. The latter
 lengthens all algorithms alike.
@@ -24,14 +24,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from claw_plan.executor.communication.algorithms import NATIVE
+from claw_plan.executor.benchmark_rates import gigabytes_per_s
+from claw_plan.executor.communication.algorithms import NATIVE, Exchange
 from claw_plan.executor.communication.choice import Choice
 from claw_plan.executor.communication.group import CollectiveGroup
 from claw_plan.executor.communication.probe import probe_links
 from claw_plan.executor.communication.selector_options import SelectorOptions
-from claw_plan.profiles.collective_algorithms import time_ns
+from claw_plan.profiles.collective_algorithms import Links, time_ns
 from claw_plan.profiles.collective_schedules import ALGORITHMS, node_sizes
-from claw_plan.profiles.units import NS_PER_MS, NS_PER_S
+from claw_plan.profiles.units import NS_PER_MS, NS_PER_S, ms_from_ns
 
 CALLS = 256
 """So many calls are compared at the end of a step; later ones are not timed."""
@@ -39,12 +40,27 @@ CALLS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """After `step` buffers of this size went by another algorithm."""
+    """After `step` buffers of this size went by another algorithm.
+
+    `reason` holds the times that were compared; `is_trial` says that more are wanted.
+    """
 
     step: int
     size_bytes: int
     before: str
     after: str
+    reason: str
+    is_trial: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """After `step` the links were measured, and why; the links between nodes, else inside."""
+
+    step: int
+    reason: str
+    latency_ns: int
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,23 +84,32 @@ class Selector:
 
     def __init__(self, group: CollectiveGroup, options: SelectorOptions | None = None) -> None:
         self.group, self.options = group, options or SelectorOptions()
-        self.switches: list[Switch] = []
-        self.links = probe_links(group)
+        self.events: list[Switch | Probe] = []
+        self._step, self._next_check, self._checked_step = 0, 1, 0
+        self.links = self._probe("before the first step")
         self._choices: dict[int, Choice] = {}
         self._calls: list[_Call] = []
         self._slow: set[int] = set()
         self._told: _Told | None = None
-        self._step, self._next_check, self._checked_step = 0, 1, 0
         self._checked_ns = time.perf_counter_ns()
 
     def algorithm(self, size_bytes: int) -> str:
         """What buffers of so many bytes go by now."""
         return self._choice(size_bytes).current
 
-    def all_reduce(self, flat: Tensor) -> None:
-        """Replaces `flat` by the sum, and notes how long that took."""
+    def used(self) -> dict[int, str]:
+        """What each size that came goes by now."""
+        return {size: choice.current for size, choice in sorted(self._choices.items())}
+
+    def take_events(self) -> list[Switch | Probe]:
+        """What happened since it was last asked."""
+        taken, self.events = self.events, []
+        return taken
+
+    def all_reduce(self, flat: Tensor, carry: Exchange | None = None) -> None:
+        """Replaces `flat` by the sum, and notes how long that took; `carry` moves messages."""
         name = self.algorithm(flat.nbytes)
-        elapsed = _timed(lambda: self.group.using(name).all_reduce(flat), flat.device)
+        elapsed = _timed(lambda: self.group.using(name).all_reduce(flat, carry), flat.device)
         if len(self._calls) < CALLS:
             self._calls.append(_Call(size_bytes=flat.nbytes, algorithm=name, elapsed_ns=elapsed))
 
@@ -104,8 +129,8 @@ class Selector:
     def _decide_all(self, told: _Told) -> None:
         step_ns = self._observe(told)
         slow = {size for size in self._choices if self._is_slow(size)}
-        if slow - self._slow or any(choice.has_drifted for choice in self._choices.values()):
-            self.links = probe_links(self.group)
+        if reason := self._why_probe(slow - self._slow):
+            self.links = self._probe(reason)
             for size, choice in self._choices.items():
                 choice.forget(self._modelled_ns(size))
         self._slow = slow
@@ -115,13 +140,50 @@ class Selector:
         on_trial = any(not choice.is_settled for choice in self._choices.values())
         self._next_check = self._step + (0 if on_trial else pause)
 
+    def _why_probe(self, newly_slow: set[int]) -> str:
+        """Why the links should be measured again; '' where they should not."""
+        if newly_slow:
+            size = min(newly_slow)
+            threshold = gigabytes_per_s(self.options.bandwidth_threshold_bytes_per_s)
+            found = gigabytes_per_s(self.bandwidth(size))
+            return f"buffers of {size} bytes fell to {found}, below {threshold}"
+        drifted = next((size for size, one in self._choices.items() if one.has_drifted), None)
+        if drifted is None:
+            return ""
+        usual, choice = self._choices[drifted].usual_ns, self._choices[drifted]
+        return (
+            f"{choice.current} of {drifted} bytes took {ms_from_ns(usual):.3g} ms as a rule, and "
+            f"now {ms_from_ns(choice.estimate_ns(choice.current)):.3g} ms"
+        )
+
+    def _probe(self, reason: str) -> Links:
+        links = probe_links(self.group)
+        hop = links.inter
+        self.events.append(
+            Probe(
+                step=self._step,
+                reason=reason,
+                latency_ns=round(hop.latency_ns),
+                bytes_per_s=hop.bytes_per_s,
+            )
+        )
+        return links
+
     def _decide(self, size: int) -> None:
         choice = self._choices[size]
         before = choice.current
         after = choice.next(self.options.fallback_topology if size in self._slow else "")
         if before != after:
-            switch = Switch(step=self._step, size_bytes=size, before=before, after=after)
-            self.switches.append(switch)
+            self.events.append(
+                Switch(
+                    step=self._step,
+                    size_bytes=size,
+                    before=before,
+                    after=after,
+                    reason=choice.reason,
+                    is_trial=choice.is_trying,
+                )
+            )
 
     def bandwidth(self, size_bytes: int) -> float:
         """Bytes a second that every rank sends, by the last times; 0 before any."""

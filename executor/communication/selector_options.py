@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from claw_plan.executor.benchmark_rates import gigabytes_per_s
 from claw_plan.executor.communication.algorithms import NAMES
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.profiles.errors import near_matches
+from claw_plan.profiles.files import read_yaml
 from claw_plan.profiles.units import NS_PER_MS, ms_from_ns, parse_bytes_per_s, parse_ns
 
 _KEYS = ("bandwidth_threshold", "fallback_topology", "check_interval")
@@ -51,6 +53,26 @@ class SelectorOptions:
                 "bandwidth alone favours what sends the fewest bytes, as a ring does"
             )
         return "; ".join(said)
+
+
+def read_options(text: str) -> dict[str, str]:
+    """'check_interval=500ms,fallback_topology=tree', or a YAML file of such lines, to a mapping.
+
+    Raises InputError for a file that is none, ExecutionError for text that is neither.
+    """
+    path = Path(text)
+    if path.is_file():
+        return {str(key): str(value) for key, value in read_yaml(path).data.items()}
+    options = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise ExecutionError(
+                f"--selector takes option=value pairs, as in check_interval=500ms, or a YAML file "
+                f"of them; got {part!r}, and there is no such file"
+            )
+        options[name] = value
+    return options
 
 
 def parse_options(options: Mapping[str, str]) -> SelectorOptions:

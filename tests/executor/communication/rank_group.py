@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from claw_plan.executor.communication.algorithms import NAMES, NATIVE, exchange
-from claw_plan.executor.communication.checksum import agree, checked_all_reduce
+from claw_plan.executor.communication.bucket_checks import BucketChecks, checked_all_reduce
 from claw_plan.executor.communication.group import create_group
 from claw_plan.executor.communication.probe import probe_links, probe_pairs
 from claw_plan.executor.communication.selector import Selector
@@ -77,7 +77,8 @@ def selects() -> dict[str, Any]:
     return {
         "used": used,
         "is_right": is_right,
-        "switches": [asdict(switch) for switch in selector.switches],
+        "used at last": list(selector.used().values()),
+        "events": [asdict(event) for event in selector.take_events()],
         "links": asdict(selector.links),
         "bandwidth": selector.bandwidth(4 * BUFFERS[1]) > 0,
     }
@@ -104,6 +105,21 @@ def complaint(call: Callable[[], None]) -> str:
     return ""
 
 
+def steps(rank: int, last: int, *, settles: bool = False) -> None:
+    """Two buckets a step; in the third a bit of rank 3's second result is turned."""
+    group = dist.group.WORLD
+    assert group is not None
+    checks = BucketChecks(group, torch.device("cpu"))
+    for step in range(1, last + 1):
+        for bucket in range(2):
+            flat = torch.arange(100.0)
+            flat[7] += rank == 3 and step == 3 and bucket == 1
+            checks.arrived(bucket, flat)
+        checks.step_ended(step)
+    if settles:
+        checks.settle()
+
+
 def checks(rank: int) -> dict[str, Any]:
     group = dist.group.WORLD
     assert group is not None
@@ -116,10 +132,8 @@ def checks(rank: int) -> dict[str, Any]:
             found["flipped"][name] = complaint(
                 lambda: checked_all_reduce(wrong, group, name, carry=flipped)  # noqa: B023
             )
-    same = torch.arange(100.0)
-    found["same"] = complaint(lambda: agree(same, group, "the gradient"))
-    same[7] += rank == 3
-    found["other"] = complaint(lambda: agree(same, group, "the gradient"))
+    found["settled"] = complaint(lambda: steps(rank, 4, settles=True))
+    found["unsettled"] = [complaint(lambda: steps(rank, last)) for last in (4, 5)]  # noqa: B023
     return found
 
 

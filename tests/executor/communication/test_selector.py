@@ -30,5 +30,23 @@ def test_ranks_change_together_and_only_between_steps(
         for place, size in enumerate((4000, 1_200_000))
         if before[place] != after[place]
     ]
-    told = [tuple(switch.values()) for switch in seen[0]["switches"]]
-    assert [switch for switch in told if switch[0] < len(seen[0]["used"])] == changes
+    told = [event for event in seen[0]["events"] if "after" in event]
+    kept = ("step", "size_bytes", "before", "after")
+    assert [
+        tuple(event[name] for name in kept)
+        for event in told
+        if event["step"] < len(seen[0]["used"])
+    ] == changes
+    for event in told:
+        assert event["reason"].startswith("on trial; " if event["is_trial"] else "fastest; ")
+        assert f"{event['after']} " in event["reason"]
+
+
+@pytest.mark.slow
+def test_links_are_measured_at_first_and_when_a_bandwidth_falls(
+    on_four_ranks: list[dict[str, Any]],
+) -> None:
+    probes = [event for event in on_four_ranks[0]["selects"]["events"] if "after" not in event]
+    assert (probes[0]["step"], probes[0]["reason"]) == (0, "before the first step")
+    # No link of this machine carries a terabyte a second.
+    assert "below 1000 GB/s" in probes[1]["reason"]
