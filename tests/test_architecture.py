@@ -26,7 +26,7 @@ ALLOWED_ROOMS = {
 
 ALLOWED_PACKAGES = {
     "profiles": {"numpy", "pydantic", "yaml"},
-    "kernels": {"numba", "numpy", "torch", "triton"},
+    "kernels": {"llvmlite", "numba", "numpy", "torch", "triton"},
     "simulator": {"numba", "numpy", "simpy"},
     "planner": {
         *("networkx", "numpy", "optuna", "pydantic", "torch", "transformers", "yaml"),
