@@ -98,6 +98,8 @@ def parts_of(compiled: ParallelModel, name: str) -> tuple[Part, ...]:
     offsets, sizes = tuple((0,) * parameter.ndim), tuple(parameter.shape)
     if isinstance(parameter, DTensor):
         offsets, sizes = own_box(parameter)
+    if compiled.experts is not None and name in compiled.experts.first:
+        offsets = (offsets[0] + compiled.experts.first[name], *offsets[1:])
     if 0 in sizes:
         return ()
     divided = divided_as(compiled, name)

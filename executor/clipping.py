@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
+from claw_plan.executor.expert_parallel import ExpertParallel
 from claw_plan.executor.gradients import TiedGradients, local
 from claw_plan.executor.mesh import Mesh
 
@@ -27,6 +28,7 @@ def counted_here(
     mesh: Mesh,
     is_divided: Callable[[str], bool],
     tied: TiedGradients | None,
+    experts: ExpertParallel | None = None,
 ) -> list[nn.Parameter]:
     """The trained parameters whose part on this rank no other rank counts.
 
@@ -36,10 +38,14 @@ def counted_here(
     for name, parameter in parameters.items():
         copied_over = {"dp_replicate"}
         if not isinstance(parameter, DTensor):
-            copied_over.add("dp_shard")
+            copied_over |= {"dp_shard", "cp"} & mesh.sizes.keys()
+        is_expert = experts is not None and name in experts.parameters
+        if is_expert:
+            copied_over = set()
         if not is_divided(name):
             copied_over.add("tp")
         is_first = all(mesh.index(axis) == 0 for axis in copied_over)
+        is_first = is_first and (not is_expert or experts.counts_here())
         is_first = is_first and (tied is None or tied.is_first_holder(name))
         if parameter.requires_grad and is_first:
             counted.append(parameter)
@@ -47,7 +53,14 @@ def counted_here(
 
 
 def global_norm(counted: Sequence[nn.Parameter], device: torch.device) -> torch.Tensor:
-    """The Euclidean norm of all gradients of the model; every rank must call it.
+    """The Euclidean norm of all gradients of the model; every rank must call it."""
+    return begin_norm(counted, device)()
+
+
+def begin_norm(
+    counted: Sequence[nn.Parameter], device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """Begins the sum over all ranks; the call waits for it, and answers with the norm.
 
     Gradients are squared in their own precision and added in fp64, which no order of ranks
     changes visibly.
@@ -57,8 +70,14 @@ def global_norm(counted: Sequence[nn.Parameter], device: torch.device) -> torch.
     if gradients:
         norms = torch.stack([norm.to(device) for norm in torch._foreach_norm(gradients)])
         squares += norms.double().square().sum()
-    dist.all_reduce(squares)
-    return squares.sqrt()
+    work = dist.all_reduce(squares, async_op=True)
+    assert work is not None
+
+    def norm() -> torch.Tensor:
+        work.wait()
+        return squares.sqrt()
+
+    return norm
 
 
 def clip(parameters: Sequence[nn.Parameter], norm: torch.Tensor, max_norm: float) -> None:

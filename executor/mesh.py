@@ -6,14 +6,22 @@ import math
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.planner.candidate import Candidate
 
-AXES = ("pp", "dp_replicate", "dp_shard", "tp")
-"""The axes the executor knows; the order over the devices is the candidate's."""
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""The axes the executor knows; the order over the devices is the candidate's. Context parallelism
+has an axis where a plan uses it alone: every group of gloo's costs a thread."""
+
+SHARDED = "dp_shard_cp"
+"""The axis of all ranks that share states where cp is used, as torchtitan calls it."""
+
+EXPERT_REPLICATE, EXPERT_SHARD = "expert_replicate", "expert_shard"
+"""The axes of ranks that hold the same experts: in whole, and in shards."""
 
 NEAR = "near"
 """The axis of neighbours on dp_shard that keep parameters together between passes."""
@@ -42,9 +50,26 @@ class Mesh:
         sizes = {"apart": apart, NEAR: ranks, "inside": inside}
         return _device_mesh(self.device_mesh.device_type, sizes)["apart", NEAR]
 
+    def experts(self, ep: int) -> DeviceMesh:
+        """(expert_replicate, expert_shard, ep): which ranks of data parallelism share experts.
+
+        Runs of so many neighbours in the order of the batch's slices; of the others, those on
+        dp_shard may shard what they hold alike.
+        """
+        names = self.device_mesh.mesh_dim_names or ()
+        others = [name for name in names if not name.startswith("dp_")]
+        order = [names.index(name) for name in (*others, "dp_replicate", "dp_shard")]
+        shards = max(1, self.sizes["dp_shard"] // ep)
+        sizes = {name: self.sizes[name] for name in others}
+        sizes |= {EXPERT_REPLICATE: -1, EXPERT_SHARD: shards, "ep": ep}
+        ranks = self.device_mesh.mesh.permute(order).reshape(tuple(sizes.values()))
+        return _mesh_of(self.device_mesh.device_type, ranks, tuple(sizes))
+
     def groups(self, near: int) -> dict[str, dist.ProcessGroup]:
         """This rank's group of each axis, and NEAR where so many neighbours keep parameters."""
         found = {axis: self.group(axis) for axis in self.sizes}
+        if "cp" in self.sizes:
+            found[SHARDED] = self._joined().get_group(SHARDED)
         if near:
             found[NEAR] = self.neighbours(near).get_group(NEAR)
         return found
@@ -57,9 +82,25 @@ class Mesh:
     @property
     def data_mesh(self) -> DeviceMesh:
         """What FSDP works on: one axis, or (replicate, shard) for hybrid sharding."""
-        if self.sizes["dp_replicate"] == 1:
-            return self.device_mesh["dp_shard"]
-        return self.device_mesh["dp_replicate", "dp_shard"]
+        mesh, shard = self.device_mesh, "dp_shard"
+        if "cp" in self.sizes:
+            mesh, shard = self._joined(), SHARDED
+        return mesh[shard] if self.sizes["dp_replicate"] == 1 else mesh["dp_replicate", shard]
+
+    def _joined(self) -> DeviceMesh:
+        """dp_shard and cp as one axis; cp lies just inside dp_shard."""
+        ranks = self.sizes["dp_shard"] * self.sizes["cp"]
+        sizes = {
+            SHARDED if name == "cp" else name: ranks if name == "cp" else size
+            for name, size in self.sizes.items()
+            if name != "dp_shard"
+        }
+        return _device_mesh(self.device_mesh.device_type, sizes)
+
+    @property
+    def state_axes(self) -> tuple[str, ...]:
+        """The axes over which gradients are averaged, the innermost first."""
+        return (*(("cp",) if "cp" in self.sizes else ()), "dp_shard", "dp_replicate")
 
 
 def make_mesh(candidate: Candidate, device_type: str) -> Mesh:
@@ -67,7 +108,7 @@ def make_mesh(candidate: Candidate, device_type: str) -> Mesh:
 
     Raises ExecutionError unless there is one rank for every device of the plan.
     """
-    names = tuple(name for name in candidate.mesh_order if name in AXES)
+    names = [name for name in candidate.mesh_order if name != "cp" or candidate.cp > 1]
     sizes = {name: getattr(candidate, name) for name in names}
     world = dist.get_world_size()
     if math.prod(sizes.values()) != world:
@@ -92,4 +133,15 @@ def _device_mesh(device_type: str, sizes: dict[str, int]) -> DeviceMesh:
         known[key] = init_device_mesh(
             device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
         )
+    return known[key]
+
+
+def _mesh_of(device_type: str, ranks: torch.Tensor, names: tuple[str, ...]) -> DeviceMesh:
+    """The same for ranks in another order than the devices'."""
+    world = dist.group.WORLD
+    assert world is not None
+    known = _made.setdefault(world, {})
+    key = f"{device_type} {names} {ranks.tolist()}"
+    if key not in known:
+        known[key] = DeviceMesh(device_type, ranks, mesh_dim_names=names)
     return known[key]

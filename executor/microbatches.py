@@ -8,7 +8,7 @@ whole and are scattered once a step, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -20,6 +20,7 @@ from claw_plan.executor.communication.hooks import Mean
 from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.pipeline import Recorded
+from claw_plan.executor.torch_private import leave_to_others
 from claw_plan.planner.bucket_plan import filled_buckets
 from claw_plan.planner.model_source import Batch
 from claw_plan.profiles.units import MIB
@@ -36,12 +37,13 @@ def replicate(
     buckets: Sequence[int] = (),
     mean: Mean | None = None,
     finds_unreached: bool,
+    left_out: Collection[nn.Parameter] = (),
 ) -> nn.Module:
     """The module whose replicas' gradients meet during backward, in buckets.
 
     `buckets` are numbers of parameters where the plan says which share one, `mean` what becomes of
     a bucket where it is not the library's own all-reduce. With `finds_unreached` it looks in each
-    backward which parameters get no gradient.
+    backward which parameters get no gradient. Gradients of those `left_out` do not meet here.
     """
     if mean is not None and not buckets:
         trained = [p for p in module.parameters() if p.requires_grad][::-1]
@@ -50,6 +52,9 @@ def replicate(
         return Replicas(
             module, mesh.group("dp_replicate"), buckets, may_miss=finds_unreached, mean=mean
         )
+    if left_out:
+        apart = {id(parameter) for parameter in left_out}
+        leave_to_others(module, [n for n, p in module.named_parameters() if id(p) in apart])
     return DistributedDataParallel(
         module,
         process_group=mesh.group("dp_replicate"),

@@ -12,6 +12,7 @@ does it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from claw_plan.executor.mesh import Mesh, make_mesh
 from claw_plan.executor.microbatches import replicate, run_microbatches
 from claw_plan.executor.offload import HostOptimizer
 from claw_plan.executor.optimizer import make_optimizer
+from claw_plan.executor.overlapping_steps import OverlappingSteps
 from claw_plan.executor.pipeline import RecordedStage, make_pipeline
 from claw_plan.executor.ranges import Ranges
 from claw_plan.executor.rank_stages import TiedCopy, make_rank_stages
@@ -52,6 +54,7 @@ from claw_plan.executor.whole_model import AS_PLANNED
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
+from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.planner.tensor_parallel import TensorParallelModel
 from claw_plan.profiles.work import OpWork
 
@@ -98,15 +101,22 @@ class ParallelModel:
     recorder: StepRecorder | None = None
     ranges: Ranges | None = None
     optimizer_work: OpWork | None = None
+    overlap: OverlappingSteps | None = None
 
     def train_step(self, batch: Batch) -> float:
-        """One optimizer step on this rank's slice; answers with the loss of the global batch."""
+        """One optimizer step on this rank's slice; answers with the loss of the global batch.
+
+        Where steps overlap it is the newest loss that is known, that of the step before.
+        """
+        if self.overlap is not None:
+            self.overlap.step(self.microbatches_of(batch))
+            return self.overlap.losses[-1] if self.overlap.losses else math.nan
         with self.recorder or nullcontext():
             loss = self.forward_backward(batch)
             self.finish_gradients()
         if self.takes_step():
             self.clip_gradients()
-            with self._recorded_optimizer():
+            with self.recorded_optimizer():
                 self.optimizer.step()
         self.optimizer.zero_grad()
         return self.global_loss(loss)
@@ -115,6 +125,8 @@ class ParallelModel:
         """Waits for all that goes on between steps; call it before anything is kept of them."""
         if self.exchange is not None:
             self.exchange.settle()
+        if self.overlap is not None:
+            self.overlap.drain()
 
     def takes_step(self) -> bool:
         """Whether no gradient overflowed in fp16, be it in kernels or on the wire."""
@@ -133,7 +145,8 @@ class ParallelModel:
             return recording
         return self.ranges.around(name if kind == "other" else f"{kind} {name}", recording)
 
-    def _recorded_optimizer(self) -> AbstractContextManager[None]:
+    def recorded_optimizer(self) -> AbstractContextManager[None]:
+        """Around a step of the optimizer."""
         recording: AbstractContextManager[None] = nullcontext()
         if self.recorder is not None and self.optimizer_work is not None:
             recording = self.recorder.optimizer(self.optimizer_work)
@@ -143,6 +156,10 @@ class ParallelModel:
         """Accumulates the gradients of this rank's slice; answers with its mean loss."""
         for copied in self.copies:
             copied.take_value()
+        return self.schedule(self.microbatches_of(batch))
+
+    def microbatches_of(self, batch: Batch) -> list[Batch]:
+        """The parts of this rank's slice; ExecutionError for one of another size."""
         size, rows = self.knobs.microbatch_size, next(iter(batch.values())).shape[0]
         if rows != self.plan.training.global_batch // self.knobs.dp:
             raise ExecutionError(
@@ -152,10 +169,13 @@ class ParallelModel:
                 "or pad what is left over"
             )
         parts = zip(*(value.split(size) for value in batch.values()), strict=True)
-        return self.schedule([dict(zip(batch, part, strict=True)) for part in parts])
+        return [dict(zip(batch, part, strict=True)) for part in parts]
 
-    def finish_gradients(self) -> None:
-        """The sums that neither FSDP nor DDP do; see `gradients`."""
+    def finish_gradients(self, *, ties: bool = True) -> None:
+        """The sums that neither FSDP nor DDP do; see `gradients`.
+
+        Without `ties` those of tied parameters are left to others.
+        """
         for copied in self.copies:
             copied.give_gradient()
         bucket_bytes = self.knobs.bucket_bytes
@@ -170,12 +190,12 @@ class ParallelModel:
                 if (parameter := self.parameters[name]).requires_grad
             ]
             reduce_gradients(partial_sums, self.mesh.group("tp"), dist.ReduceOp.SUM, bucket_bytes)
-        if self.tied is not None:
+        if self.tied is not None and ties:
             self.tied.add_up()
         if self.unreached:
             leave_unreached(
                 [p for name, p in self.parameters.items() if name in self.unreached],
-                [self.mesh.group("dp_shard"), self.mesh.group("dp_replicate")],
+                [self.mesh.group(axis) for axis in self.mesh.state_axes],
             )
         if self.statistics is not None:
             self.statistics.compose()
@@ -186,8 +206,14 @@ class ParallelModel:
         if max_norm is None:
             return None
         norm = self.gradient_norm()
-        clip(self.trainable(), norm, max_norm)
+        self.clip_to(norm)
         return norm
+
+    def clip_to(self, norm: torch.Tensor) -> None:
+        """The same by a norm that is known."""
+        max_norm = self.plan.training.clip_norm
+        assert max_norm is not None, "the plan clips"
+        clip(self.trainable(), norm, max_norm)
 
     def gradient_norm(self) -> torch.Tensor:
         """The norm of all gradients of the model, as one process would see it."""
@@ -207,7 +233,11 @@ class ParallelModel:
         seen = own if self.has_loss else torch.zeros(1, dtype=torch.float64)
         total = seen.to(self.device, torch.float64).reshape(1)
         dist.all_reduce(total)
-        return total.item() / (self.knobs.dp * self.mesh.sizes["tp"])
+        return self.mean_of_ranks(total.item())
+
+    def mean_of_ranks(self, total: float) -> float:
+        """The same from the sum over all ranks."""
+        return total / (self.knobs.dp * self.knobs.cp * self.knobs.tp)
 
 
 def compile_plan(
@@ -225,7 +255,7 @@ def compile_plan(
     knobs, options = plan.knobs(), exchange or ExchangeOptions()
     refuse_exchange(plan, loaded, options)
     mesh = make_mesh(knobs, device.type)
-    shards = plan.training.precision != "float32" or knobs.dp_shard > 1
+    shards = plan.training.precision != "float32" or knobs.shard_ranks > 1
     held = make_rank_stages(plan, loaded, mesh, device, precision, shards=shards)
     first = next(iter(held.stages.values()))
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
@@ -278,7 +308,8 @@ def _averaged(
     """What is averaged after the last backward, over which axis: FSDP and DDP do the rest."""
     if shards:
         whole = [parameter for parameter in trainable if stays_whole(parameter)]
-        axes = [axis for axis in ("dp_shard", "dp_replicate") if getattr(knobs, axis) > 1]
+        states = ("cp", "dp_shard", "dp_replicate")
+        axes = [axis for axis in states if getattr(knobs, axis) > 1]
         return dict.fromkeys(axes, whole)
     return {"dp_replicate": trainable} if knobs.dp_replicate > 1 and knobs.pp > 1 else {}
 
@@ -294,6 +325,9 @@ def _make_pipeline(compiled: ParallelModel, stages: Mapping[int, Stage]) -> None
         )
         for index, stage in stages.items()
     )  # fmt: skip
+    if plan.schedule.name in ASYNCHRONOUS:
+        compiled.overlap = OverlappingSteps(compiled)
+        return
     compiled.schedule = make_pipeline(
         compiled.pipeline_stages, plan.schedule, compiled.device, compiled.share_of_loss
     )

@@ -15,7 +15,9 @@ import torch
 import torch.nn as nn
 
 from claw_plan.executor.checkpoint_layout import WholeState, whole_state
+from claw_plan.executor.context_parallel import hold_part
 from claw_plan.executor.dropout import OwnNumbers
+from claw_plan.executor.expert_parallel import ExpertParallel, hold_experts, joined
 from claw_plan.executor.gradients import local
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.model_check import check_model
@@ -73,6 +75,7 @@ class RankStages:
     copies: Sequence[TiedCopy]
     whole: WholeState
     tensor_parallel: TensorParallelModel | None
+    experts: ExpertParallel | None
     unreached: frozenset[str]
 
 
@@ -91,12 +94,14 @@ def make_rank_stages(
     check_model(plan, model)
     names, whole = first_names(model), whole_state(model)
     not_reached = _unreached(plan, loaded, model, precision)
-    stages, divided, own_numbers = {}, [], OwnNumbers(mesh.index("tp"), device)
+    stages, divided, shared, own_numbers = {}, [], [], OwnNumbers(mesh.index("tp"), device)
     for index, stage in _cut(plan, loaded, model, mesh.index("pp"), precision).items():
         start, end = stage_spans(plan)[index]
         blocks = plan.blocks[start:end]
         if knobs.tp > 1:
             divided.append(divide_weights(plan, stage.model, blocks, mesh, own_numbers))
+        if knobs.ep > 1:
+            shared.append(hold_experts(plan, stage.model, blocks, mesh))
         stage.to(device)
         for block in blocks[: knobs.recomputed(len(blocks))]:
             recompute(stage.model.get_submodule(block), knobs.recompute, precision)
@@ -108,9 +113,13 @@ def make_rank_stages(
                 blocks,
                 plan,
                 mesh,
+                shared[-1] if shared else None,
                 lowers=precision == AS_PLANNED,
                 finds_unreached=bool(not_reached),
             )
+        if knobs.cp > 1:
+            own_tokens = OwnNumbers(mesh.index("cp"), device)
+            hold_part(stage, blocks, knobs, mesh, own_tokens)
         stages[index] = stage
     parameters: dict[str, nn.Parameter] = {}
     copies = []
@@ -125,6 +134,7 @@ def make_rank_stages(
         copies=copies,
         whole=whole,
         tensor_parallel=_joined(divided) if divided else None,
+        experts=joined(shared, parameters, names, is_sharded=shards, unreached=not_reached),
         unreached=not_reached,
     )
 
@@ -160,7 +170,7 @@ def _unreached(
     Stages that hold the same one would add up zeros.
     """
     knobs = plan.knobs()
-    if knobs.dp == knobs.pp == 1:
+    if knobs.dp == knobs.pp == knobs.cp == 1:
         return frozenset()
     call, batch = loss_of(loaded), _example(plan, loaded, precision)
     return unreached(model, lambda module: call(module, batch))

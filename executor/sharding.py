@@ -10,11 +10,13 @@ each block would have communicators of its own. So all groups get one mesh, made
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from claw_plan.executor.expert_parallel import HeldExperts
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.stages import Stage
 from claw_plan.executor.torch_private import reshard_over
@@ -28,13 +30,15 @@ def shard_stage(
     blocks: Sequence[str],
     plan: Plan,
     mesh: Mesh,
+    experts: HeldExperts | None = None,
     *,
     lowers: bool,
     finds_unreached: bool,
 ) -> None:
     """Shards the stage in place; with `lowers` its kernels run in the plan's precision.
 
-    With `finds_unreached` a rank whose backward left a parameter out reduces zeros for it, so that
+    Modules of `experts` are groups of their own, over the ranks that hold the same. With
+    `finds_unreached` a rank whose backward left a parameter out reduces zeros for it, so that
     all ranks reduce the same sizes.
     """
     precision = DTYPES[plan.training.precision]
@@ -45,6 +49,14 @@ def shard_stage(
     )
     knobs = plan.knobs()
     left_out = {parameter for parameter in stage.parameters() if stays_whole(parameter)}
+    for module in experts.modules.values() if experts is not None else ():
+        fully_shard(
+            module,
+            mesh=experts.data_mesh,
+            # Weights of the experts may be of a higher precision than hidden states.
+            mp_policy=replace(policy, cast_forward_inputs=False),
+            reshard_after_forward=knobs.zero == 3,
+        )
     for names in batched(blocks, knobs.blocks_per_group):
         modules = [stage.model.get_submodule(name) for name in names]
         fully_shard(

@@ -11,6 +11,7 @@ from claw_plan.executor.mesh import Mesh
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.graph import TensorParallelRule
 from claw_plan.planner.plan import Plan, PlanTensorParallel
+from claw_plan.planner.plan_stages import block_pattern
 from claw_plan.planner.sequence_parallel import gather_after, scatter_before
 from claw_plan.planner.tensor_parallel import TensorParallelModel, apply_rules
 from claw_plan.planner.tp_autograd import OverProcessGroup
@@ -50,7 +51,9 @@ def divide_weights(
 
 def _fits_elsewhere(plan: Plan) -> bool:
     """Whether any rule is one for blocks of the plan: other stages may have those divided."""
-    patterns = tuple({f"{name}." for block in plan.blocks for name in (_pattern(block), block)})
+    patterns = tuple(
+        {f"{name}." for block in plan.blocks for name in (block_pattern(block), block)}
+    )
     return any(f"{rule.modules}.".startswith(patterns) for rule in plan.tensor_parallel)
 
 
@@ -66,7 +69,7 @@ def rules_of(
     for block in blocks:
         names = {name for name, _ in model.get_submodule(block).named_modules()}
         for rule in plan.tensor_parallel:
-            for named in dict.fromkeys((_pattern(block), block)):
+            for named in dict.fromkeys((block_pattern(block), block)):
                 prefix, _, inner = (rule.modules + ".").partition(named + ".")
                 if rule.style not in STYLES and not prefix and inner.rstrip(".") in names:
                     rules.setdefault(block, []).append(_rule(rule, inner.rstrip(".")))
@@ -91,9 +94,3 @@ def _rule(rule: PlanTensorParallel, module: str) -> TensorParallelRule:
         parts=rule.parts,
         weight_dims=rule.weight_dims,
     )
-
-
-def _pattern(block: str) -> str:
-    """How the plan names the block together with its neighbours: 'h.3' is one of 'h[*]'."""
-    prefix, _, number = block.rpartition(".")
-    return f"{prefix}[*]" if number.isdecimal() and prefix else block

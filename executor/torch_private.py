@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
@@ -26,6 +27,7 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import register_dataclass, tree_leaves, tree_map, tree_map_only
 
@@ -35,7 +37,9 @@ __all__ = [
     "PipelineRuntime",
     "TorchDispatchMode",
     "fake_mode",
+    "keeping_versions",
     "know_dataclasses",
+    "leave_to_others",
     "own_box",
     "pipeline_runtime",
     "reshard_over",
@@ -71,6 +75,12 @@ class PipelineRuntime(_PipelineScheduleRuntime):
 
     _NO_TARGET = torch.empty(0)
     """The model finds its own loss: what the loss function gets as target says nothing."""
+
+    def prepare(self, microbatch: dict[str, torch.Tensor]) -> None:
+        """What comes before the first action: stages learn shapes and make their buffers."""
+        for stage in self._stages:
+            stage.has_backward = self._has_backward
+        self._initialize_stages((), microbatch, self._NO_TARGET)
 
     def run(self, microbatches: list[dict[str, torch.Tensor]]) -> None:
         """All actions of this rank; microbatches are what stages are called with."""
@@ -113,6 +123,11 @@ def pipeline_runtime(
     return runtime
 
 
+def leave_to_others(module: nn.Module, names: Sequence[str]) -> None:
+    """DistributedDataParallel will leave these parameters of the module alone."""
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+
+
 def reshard_over(module: nn.Module, mesh: DeviceMesh) -> None:
     """After a forward, the parameters of the module's group are cut over the mesh's last axis.
 
@@ -139,6 +154,11 @@ def own_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def after_backward(call: Callable[[], None]) -> None:
     """Runs the call when the backward that runs now has ended, in its thread."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def keeping_versions(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+    """Changes in place meanwhile are not seen by graphs that have saved the tensors."""
+    return _unsafe_preserve_version_counter(tuple(tensors))
 
 
 @contextmanager

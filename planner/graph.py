@@ -253,9 +253,11 @@ class ModelGraph:
 
     def flops(self, batch: int) -> tuple[int, int]:
         """Forward and backward operations of the whole model for `batch` samples."""
-        forward = backward = 0
-        for index in range(len(self.units)):
-            cost = self.cost(index)
-            forward += sum(op.flops.at(batch) for op in cost.forward if isinstance(op, Op))
-            backward += sum(op.flops.at(batch) for op in cost.backward if isinstance(op, Op))
-        return forward, backward
+        each = [self.unit_flops(index, batch) for index in range(len(self.units))]
+        return sum(forward for forward, _ in each), sum(backward for _, backward in each)
+
+    def unit_flops(self, index: int, batch: int) -> tuple[int, int]:
+        """The same of one unit."""
+        cost = self.cost(index)
+        forward = sum(op.flops.at(batch) for op in cost.forward if isinstance(op, Op))
+        return forward, sum(op.flops.at(batch) for op in cost.backward if isinstance(op, Op))

@@ -117,6 +117,19 @@ class PlanTensorParallel(_Part):
     weight_dims: dict[str, int] = Field(default_factory=dict)
 
 
+class PlanExpertParallel(_Part):
+    """Modules whose experts are shared out over ep ranks; '[*]' stands for every block.
+
+    `counted_by` are their attributes that say how many experts there are, `listed` is their list
+    of one module for each, '' where all weights lie in common tensors.
+    """
+
+    modules: str
+    experts: int = Field(gt=1)
+    counted_by: list[str] = Field(default_factory=list)
+    listed: str = ""
+
+
 class PlanSharding(_Part):
     """Modules whose parameters are gathered together: one entry per FSDP group pattern."""
 
@@ -185,6 +198,7 @@ class Plan(_Part):
     stages: list[PlanStage]
     tied: list[PlanTie] = Field(default_factory=list)
     tensor_parallel: list[PlanTensorParallel] = Field(default_factory=list)
+    expert_parallel: list[PlanExpertParallel] = Field(default_factory=list)
     sharding: list[PlanSharding] = Field(default_factory=list)
     communication: list[PlanCommunication] = Field(default_factory=list)
     mixed: list[PlanPipeline] = Field(default_factory=list)

@@ -28,6 +28,12 @@ def expand_names(modules: Sequence[str]) -> list[str]:
     return names
 
 
+def block_pattern(block: str) -> str:
+    """How a plan names the block together with its neighbours: 'h.3' is one of 'h[*]'."""
+    prefix, _, number = block.rpartition(".")
+    return f"{prefix}[*]" if number.isdecimal() and prefix else block
+
+
 def stage_spans(plan: Plan) -> list[tuple[int, int]]:
     """For each stage its blocks as [start, end) into `plan.blocks`.
 

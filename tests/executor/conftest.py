@@ -60,6 +60,7 @@ def write_plan(
     build: str | None = None,
     inputs: str | None = None,
     rules: list[dict[str, Any]] | None = None,
+    experts: list[dict[str, Any]] | None = None,
     cuts: list[int] | None = None,
     clip_norm: float | None = None,
     **knobs: Any,
@@ -98,6 +99,7 @@ def write_plan(
             "blocks": blocks,
             "stages": _stages(candidate, blocks, cuts),
             "tensor_parallel": rules or [],
+            "expert_parallel": experts or [],
         }
     )
     path = folder / f"{name}.yaml"
