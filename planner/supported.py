@@ -32,6 +32,7 @@ def _composition(axes: str, proven_by: str) -> Composition:
 
 
 _PARITY = "tests/executor/test_parity.py"
+_EXPERTS = "tests/executor/test_parity_experts.py"
 
 COMPOSITIONS: tuple[Composition, ...] = (
     _composition("", f"{_PARITY}::one"),
@@ -49,11 +50,18 @@ COMPOSITIONS: tuple[Composition, ...] = (
     _composition("pp dp_shard tp", f"{_PARITY}::pp_dp_shard_tp"),
     _composition("pp dp_replicate tp", f"{_PARITY}::pp_dp_replicate_tp"),
     _composition("pp dp_replicate dp_shard", f"{_PARITY}::pp_hsdp"),
+    _composition("dp_replicate ep", f"{_EXPERTS}::dp_replicate_ep"),
+    _composition("dp_shard ep", f"{_EXPERTS}::dp_shard_ep"),
+    _composition("dp_replicate dp_shard ep", f"{_EXPERTS}::hsdp_ep"),
+    _composition("dp_replicate tp ep", f"{_EXPERTS}::dp_replicate_tp_ep"),
+    _composition("dp_shard tp ep", f"{_EXPERTS}::dp_shard_tp_ep"),
+    _composition("pp dp_replicate ep", f"{_EXPERTS}::pp_dp_replicate_ep"),
+    _composition("pp dp_shard ep", f"{_EXPERTS}::pp_dp_shard_ep"),
 )
 
 _ONLY = {
     "cp": (1, "context parallelism is not executed yet"),
-    "ep": (1, "expert parallelism is not executed yet"),
+    "etp": (1, "experts are divided by tp, or shared out by ep"),
 }
 """Knobs with one value so far, and why."""
 
@@ -143,6 +151,24 @@ def _sharding_refusal(candidate: Candidate) -> str:
     return ""
 
 
+def _expert_refusal(candidate: Candidate) -> str:
+    """Why experts may not be shared out so; empty when they may."""
+    ep, shard = candidate.ep, candidate.dp_shard
+    if ep == 1:
+        return ""
+    if candidate.dp % ep or (shard % ep and ep % shard):
+        return (
+            f"ep={ep}: ranks that see different tokens share experts, so ep divides dp_shard, or "
+            f"is a multiple of it that divides dp; here dp_replicate={candidate.dp_replicate}, "
+            f"dp_shard={shard}"
+        )
+    for name in ("reshard_ranks", "blocks_per_group", "codec", "collective", "buckets"):
+        value = getattr(candidate, name)
+        if value != getattr(Candidate(), name):
+            return f"ep={ep} with {name}={value} is not proven; leave {name} as it is by default"
+    return ""
+
+
 def _averaging_refusal(candidate: Candidate) -> str:
     """Why gradients may not be averaged so; empty when they may."""
     codec, algorithm = candidate.codec, candidate.collective
@@ -203,6 +229,7 @@ def refusal(candidate: Candidate) -> str:
     why = (
         knob_refusal(candidate)
         or _sharding_refusal(candidate)
+        or _expert_refusal(candidate)
         or _averaging_refusal(candidate)
         or order_refusal(candidate)
     )
