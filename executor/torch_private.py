@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn as nn
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -30,6 +29,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import register_dataclass, tree_leaves, tree_map, tree_map_only
+
+from claw_plan.planner.torch_private import FakeTensorMode
 
 __all__ = [
     "GROUPED_PRODUCTS",

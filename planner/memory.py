@@ -204,7 +204,7 @@ class MemoryModel:
         if parts is None:
             sizes = self._sizes(candidate, rank, spans)
             static = held_parts(self.problem, self.shards, candidate, spans)
-            parts = max(moments(sizes, static), key=lambda moment: sum(moment.values()))
+            parts = max(moments(sizes), key=sum).added_to(static)
             self._peaks[key] = parts
         return StageMemory(
             stage=rank,

@@ -17,11 +17,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from claw_plan.planner.memory_states import COPIED, SHARDED, Parts
 from claw_plan.planner.memory_units import UnitMemory
 from claw_plan.planner.problem import STORED_BYTES
 from claw_plan.planner.shards import GroupSize
+
+
+class Moment(NamedTuple):
+    """What is alive at once beside what a rank holds all the time, in bytes."""
+
+    gradients: int = 0
+    gathered: int = 0
+    activations: int = 0
+    workspace: int = 0
+
+    def beside(self, other: Moment) -> Moment:
+        """Both together."""
+        return Moment(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def added_to(self, static: Parts) -> Parts:
+        """All parts of a rank's memory, `static` those that it holds all the time."""
+        more = {name: size for name, size in self._asdict().items() if size}
+        return static | {name: static.get(name, 0) + size for name, size in more.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +127,11 @@ class RankSizes:
         return self.near_shards * sum(group.shard for group in groups)
 
 
-def moments(sizes: RankSizes, static: Parts) -> Iterator[Parts]:
+def moments(sizes: RankSizes) -> Iterator[Moment]:
     """Every moment of every stage of the rank."""
     walks = {COPIED: _copied, SHARDED: _sharded}
     for chunk in sizes.chunks:
-        yield from walks.get(sizes.kind, _whole)(sizes, chunk, static)
-
-
-def _moment(static: Parts, **more: int) -> Parts:
-    parts = dict(static)
-    for name, size in more.items():
-        parts[name] = parts.get(name, 0) + size
-    return parts
+        yield from walks.get(sizes.kind, _whole)(sizes, chunk)
 
 
 def _forward(sizes: RankSizes, chunk: Chunk) -> Iterator[int]:
@@ -143,81 +155,85 @@ def _backward(chunk: Chunk, earlier: int) -> Iterator[tuple[int, int, int]]:
         yield index, peak, held
 
 
-def _copied(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
+def _copied(sizes: RankSizes, chunk: Chunk) -> Iterator[Moment]:
     """Megatron: gradients are in their buffer; one weight's gradient beside it."""
     for peak in _forward(sizes, chunk):
-        yield _moment(static, activations=peak)
+        yield Moment(activations=peak)
     for index, peak, after in _backward(chunk, sizes.earlier(chunk)):
         workspace = sizes.compute * chunk.groups[index].largest
-        yield _moment(static, activations=peak, workspace=workspace)
+        yield Moment(activations=peak, workspace=workspace)
         if index == len(chunk.units) - 1:
             # The scores are gone, and the head's gradient is there in both precisions.
             head = (sizes.compute + sizes.gradient) * chunk.root_tail
-            yield _moment(static, activations=after + chunk.units[index].holds, workspace=head)
+            yield Moment(activations=after + chunk.units[index].holds, workspace=head)
         if index == 0:
-            yield _moment(static, activations=after, workspace=sizes.compute * chunk.root_head)
-    yield _moment(static, workspace=STORED_BYTES * sizes.owned)
+            yield Moment(activations=after, workspace=sizes.compute * chunk.root_head)
+    yield Moment(workspace=STORED_BYTES * sizes.owned)
 
 
-def _whole(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
+def _whole(sizes: RankSizes, chunk: Chunk) -> Iterator[Moment]:
     """Every rank holds all parameters: forward, backward and optimizer step, unit by unit."""
     groups = chunk.groups
     everything = STORED_BYTES * chunk.trainable_whole
     accumulated = everything if sizes.microbatches > 1 else 0
     for peak in _forward(sizes, chunk):
-        yield _moment(static, gradients=accumulated, activations=peak)
+        yield Moment(gradients=accumulated, activations=peak)
     # The epilogue is at its largest in the loss, before its parameters' gradients are made.
     made, tail = 0, STORED_BYTES * chunk.root_tail
     for index, peak, _ in _backward(chunk, sizes.earlier(chunk)):
         made += STORED_BYTES * groups[index].trainable_whole
         gradients = max(accumulated, min(made, everything))
-        yield _moment(static, gradients=gradients, activations=peak)
+        yield Moment(gradients=gradients, activations=peak)
         made, tail = made + tail, 0
-    yield _moment(static, gradients=everything, workspace=_step_bytes(chunk))
+    yield Moment(gradients=everything, workspace=_step_bytes(chunk))
 
 
-def _sharded(sizes: RankSizes, chunk: Chunk, static: Parts) -> Iterator[Parts]:
+def _sharded(sizes: RankSizes, chunk: Chunk) -> Iterator[Moment]:
     """fully_shard: as the module's docstring lists."""
-    root, others = chunk.root, [other for other in sizes.chunks if other is not chunk]
-    shards = STORED_BYTES * sum(group.trainable_shard for group in chunk.groups)
-    all_shards = STORED_BYTES * chunk.trainable_shard
+    others = [other for other in sizes.chunks if other is not chunk]
     beside = STORED_BYTES * sum(other.trainable_shard for other in others)
     before = 0
     if sizes.microbatches > 1:
         # Under a pipeline gradients stay whole, in fp32, until the last microbatch is reduced.
-        before = STORED_BYTES * chunk.trainable_whole if sizes.accumulates_whole else all_shards
+        whole = sizes.accumulates_whole
+        before = STORED_BYTES * (chunk.trainable_whole if whole else chunk.trainable_shard)
         if sizes.accumulates_whole:
             beside = STORED_BYTES * sum(other.trainable_whole for other in others)
     keeps = sizes.gathered_after_forward or sizes.stays_gathered
     gathered = sum(
         other.whole if keeps else other.root.whole + sizes.near(other.groups) for other in others
     )
-    static = _moment(static, gradients=beside, gathered=sizes.compute * gathered)
-    yield from _sharded_forward(sizes, chunk, static, before)
+    walk = _sharded_stage(sizes, chunk, before)
+    if others:
+        walk = map(Moment(gradients=beside, gathered=sizes.compute * gathered).beside, walk)
+    yield from walk
+
+
+def _sharded_stage(sizes: RankSizes, chunk: Chunk, before: int) -> Iterator[Moment]:
+    """One stage; `before` are gradients of earlier microbatches."""
+    shards = STORED_BYTES * sum(group.trainable_shard for group in chunk.groups)
+    all_shards = STORED_BYTES * chunk.trainable_shard
+    yield from _sharded_forward(sizes, chunk, before)
     # The last microbatch, with which gradients are reduced, is the only one in flight.
-    yield from _sharded_backward(sizes, chunk, static, before, 0, reduces=True)
+    yield from _sharded_backward(sizes, chunk, before, 0, reduces=True)
     if sizes.accumulates_whole and sizes.microbatches > 1:
         earlier = sizes.earlier(chunk)
-        yield from _sharded_backward(sizes, chunk, static, before, earlier, reduces=False)
+        yield from _sharded_backward(sizes, chunk, before, earlier, reduces=False)
     # The root's gradients are copied into the reduction's buffer; then its result is made, while
     # autograd still holds the gradient that it made last, the prologue's.
-    buffer = STORED_BYTES * root.trainable_whole
-    yield _moment(
-        static,
-        gradients=max(before, shards) + sizes.compute * root.trainable_whole,
+    buffer = STORED_BYTES * chunk.root.trainable_whole
+    yield Moment(
+        gradients=max(before, shards) + sizes.compute * chunk.root.trainable_whole,
         gathered=buffer,
     )
-    yield _moment(
-        static,
+    yield Moment(
         gradients=max(before, all_shards) + sizes.compute * chunk.root_head,
         gathered=buffer,
     )
-    yield _moment(static, gradients=all_shards, workspace=_step_bytes(chunk))
+    yield Moment(gradients=all_shards, workspace=_step_bytes(chunk))
 
 
-def _sharded_forward(
-    sizes: RankSizes, chunk: Chunk, static: Parts, gradients: int
-) -> Iterator[Parts]:
+def _sharded_forward(sizes: RankSizes, chunk: Chunk, gradients: int) -> Iterator[Moment]:
     """Each unit gathered while it runs, the next one's buffer beside it."""
     compute, groups = sizes.compute, chunk.groups
     keeps = sizes.gathered_after_forward
@@ -231,8 +247,7 @@ def _sharded_forward(
         coming = 0 if stays else group.whole + following
         if sizes.stays_gathered:
             coming = ahead
-        yield _moment(
-            static,
+        yield Moment(
             gradients=gradients,
             gathered=kept + compute * (coming + near),
             activations=peak,
@@ -243,8 +258,8 @@ def _sharded_forward(
 
 
 def _sharded_backward(
-    sizes: RankSizes, chunk: Chunk, static: Parts, before: int, earlier: int, *, reduces: bool
-) -> Iterator[Parts]:
+    sizes: RankSizes, chunk: Chunk, before: int, earlier: int, *, reduces: bool
+) -> Iterator[Moment]:
     """Of each unit the moment in its kernels, and the one in which it is reduced."""
     compute, groups, keeps = sizes.compute, chunk.groups, sizes.gathered_after_forward
     root, everything = compute * chunk.root.whole, compute * chunk.whole
@@ -260,16 +275,14 @@ def _sharded_backward(
         sharded = max(before, STORED_BYTES * made)
         if reduces and sizes.accumulates_whole and before:
             sharded = before - freed + STORED_BYTES * made
-        yield _moment(
-            static,
+        yield Moment(
             gradients=sharded + tail + own,
             gathered=previous + (everything if keeps else root + compute * group.whole + coming),
             activations=peak,
         )
         tail = compute * chunk.root_tail
         coming += compute * group.whole if sizes.stays_gathered else 0
-        yield _moment(
-            static,
+        yield Moment(
             gradients=sharded + tail + max(own, STORED_BYTES * group.trainable_shard),
             gathered=buffer + (everything if keeps else root + coming),
             activations=after,

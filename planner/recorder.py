@@ -153,6 +153,11 @@ class Recorder(TorchDispatchMode):
         batch: the model's inputs, which are not either.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without torch's guard against torch.compile: planning compiles nothing."""
+        return False
+
     def __init__(
         self,
         names: dict[int, str],

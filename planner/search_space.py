@@ -23,6 +23,7 @@ from claw_plan.planner.objective import Objective
 from claw_plan.planner.objective_search import Valued
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search import Branch, Evaluated, Outcome, SearchReport, best_first
+from claw_plan.planner.side_by_side import one_by_one, side_by_side
 from claw_plan.planner.space import Space
 from claw_plan.planner.stage_path import Cuts, StagePath
 
@@ -199,7 +200,8 @@ def search_space(
         if progress is not None:
             progress("searching", opened / (opened + remaining + 1))
 
-    outcome = best_first(
+    search = partial(
+        best_first,
         branches,
         known=starts,
         limit_ns=limit_ns,
@@ -207,6 +209,9 @@ def search_space(
         time_limit_s=time_limit_s,
         progress=show,
     )
+    works: list[Callable[[], Any]] = [search, space.knob_sizes]
+    beside = side_by_side if not space.is_refined else one_by_one
+    outcome, knob_sizes = beside(works)
     times_ns = {choice: time_ns for time_ns, choice in outcome.ranked}
     if valued is not None:
         times_ns = {choice: valued.times_ns[choice] for choice in times_ns}
@@ -215,7 +220,7 @@ def search_space(
     return Searched(
         ranked=tuple(ranked),
         times_ns={candidate: times_ns[candidate, cuts] for candidate, cuts in ranked},
-        report=_report(space, total, outcome),
+        report=_report(knob_sizes, total, outcome),
         space=space,
         bounds=searcher.bounds,
         looked_at=[entry for entry in looked_at if entry[1] not in times_ns],
@@ -224,11 +229,11 @@ def search_space(
     )
 
 
-def _report(space: Space, total: int, outcome: Outcome[Choice]) -> SearchReport:
+def _report(knob_sizes: dict[str, int], total: int, outcome: Outcome[Choice]) -> SearchReport:
     simulated = len(outcome.ranked)
     return SearchReport(
         space=total,
-        space_per_knob=space.knob_sizes(),
+        space_per_knob=knob_sizes,
         bound_pruned=total - simulated - outcome.memory_pruned - outcome.left,
         memory_pruned=outcome.memory_pruned,
         simulated=simulated,

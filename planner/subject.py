@@ -154,7 +154,11 @@ class Subject:
         }
         if self.fake is None:
             return cast
-        return {name: self.fake.from_tensor(tensor) for name, tensor in cast.items()}
+        with self.fake:
+            return {
+                name: torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                for name, tensor in cast.items()
+            }
 
     @contextmanager
     def world(self) -> Iterator[None]:

@@ -6,14 +6,19 @@ Checked with torch 2.13; when an upgrade breaks the planner, it breaks here.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 # Fake tensors carry shapes and autograd but no data; only torch._subclasses exports the mode.
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import fake_tensor
 
 # The common base of all batch normalisations has no public name.
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -38,7 +43,64 @@ __all__ = [
 
 
 # Where the fake mode logs the traceback of an operator that refused its shapes.
-fake_tensor_log = logging.getLogger(FakeTensorMode.__module__)
+fake_tensor_log = logging.getLogger(fake_tensor.__name__)
+
+
+class _UnloadedCompiler(ModuleType):
+    """torch._dynamo until it is asked for more than its settings, or to leave a function alone."""
+
+    def __init__(self, config: ModuleType) -> None:
+        super().__init__("torch._dynamo")
+        self.config = config
+
+    def disable(self, *given: Any, **options: Any) -> Any:
+        """What is only to be called outside of compiled code is called as it is."""
+        if given and options == {"wrapping": False}:
+            return given[0]
+        return self.__getattr__("disable")(*given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks modules for many dunder names; of those only a package has a path.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if sys.modules[self.__name__] is self:
+            del sys.modules[self.__name__], torch._dynamo
+        return getattr(import_module(self.__name__), name)
+
+
+def leave_compiler_unloaded() -> None:
+    """Loads torch._dynamo.config without the compiler around it, which takes .7 s to import.
+
+    Fake tensors read two switches of it, and kernels that work on shapes alone ask not to be
+    compiled. Whoever asks for anything else gets all of it then, with these settings.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    name = "torch._dynamo.config"
+    spec = spec_from_file_location(name, Path(torch.__path__[0], "_dynamo", "config.py"))
+    if spec is None or spec.loader is None:
+        return
+    sys.modules[name] = config = module_from_spec(spec)
+    spec.loader.exec_module(config)
+    sys.modules["torch._dynamo"] = torch._dynamo = _UnloadedCompiler(config)
+
+
+class FakeTensorMode(fake_tensor.FakeTensorMode):
+    """Torch's mode without its guards against torch.compile, for planning compiles nothing."""
+
+    def __init__(self, **options: Any) -> None:
+        leave_compiler_unloaded()
+        super().__init__(**options)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    __torch_dispatch__ = getattr(
+        fake_tensor.FakeTensorMode.__torch_dispatch__,
+        "__wrapped__",
+        fake_tensor.FakeTensorMode.__torch_dispatch__,
+    )
 
 
 def last_sequence_number() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from claw_plan.planner.memory_moments import Chunk, RankSizes, moments
+from claw_plan.planner.memory_moments import Chunk, Moment, RankSizes, moments
 from claw_plan.planner.memory_states import COPIED, SHARDED, WHOLE
 from claw_plan.planner.memory_units import UnitMemory
 from claw_plan.planner.shards import GroupSize
@@ -36,54 +36,59 @@ def sizes(kind, *chunks, microbatches=1, owned=0, pipeline=False):
 
 
 def most(found, name):
-    return max(moment.get(name, 0) for moment in found)
+    return max(getattr(moment, name) for moment in found)
 
 
 def test_activations_of_all_in_flight_and_the_pass_that_runs():
-    found = list(moments(sizes(COPIED, chunk(flight=3)), {}))
+    found = list(moments(sizes(COPIED, chunk(flight=3))))
     assert most(found, "activations") == 3 * 200 + 30
 
 
 def test_stages_of_a_rank_share_its_memory():
     """The other stage's microbatches are there while this one runs."""
-    found = list(moments(sizes(COPIED, chunk(flight=3), chunk(flight=2, units=1)), {}))
+    found = list(moments(sizes(COPIED, chunk(flight=3), chunk(flight=2, units=1))))
     assert most(found, "activations") == 3 * 200 + 2 * 100 + 30
 
 
 def test_recompute_makes_one_unit_at_a_time():
     unit = UnitMemory(holds=10, remade=90, forward_peak=10, backward_peak=30)
-    found = list(moments(sizes(COPIED, chunk(unit=unit)), {}))
+    found = list(moments(sizes(COPIED, chunk(unit=unit))))
     assert most(found, "activations") == 2 * 10 + 90 + 30
 
 
 def test_megatron_keeps_gradients_in_their_buffer():
     """Beside it one weight's, the head's in both precisions, and fp32 copies for the step."""
-    found = list(moments(sizes(COPIED, chunk(root_tail=50), owned=7), {"gradients": 32}))
-    assert {moment["gradients"] for moment in found} == {32}
-    assert {"gradients": 32, "activations": 200, "workspace": (2 + 4) * 50} in found
-    assert {"gradients": 32, "workspace": 4 * 7} in found
+    found = list(moments(sizes(COPIED, chunk(root_tail=50), owned=7)))
+    assert most(found, "gradients") == 0
+    assert Moment(activations=200, workspace=(2 + 4) * 50) in found
+    assert Moment(workspace=4 * 7) in found
+
+
+def test_what_is_held_all_the_time_is_added():
+    parts = Moment(gradients=4, workspace=3).added_to({"context": 1, "gradients": 32})
+    assert parts == {"context": 1, "gradients": 36, "workspace": 3}
 
 
 def test_the_embedding_s_gradient_is_made_last():
-    found = list(moments(sizes(COPIED, chunk(flight=2, root_head=50)), {}))
-    assert {"activations": 200, "workspace": 2 * 50} in found
+    found = list(moments(sizes(COPIED, chunk(flight=2, root_head=50))))
+    assert Moment(activations=200, workspace=2 * 50) in found
 
 
 def test_whole_parameters_have_all_gradients_at_the_step():
-    found = list(moments(sizes(WHOLE, chunk()), {}))
-    assert found[-1] == {"gradients": 4 * 16, "workspace": 2 * 4 * 4}
-    assert found[0] == {"gradients": 0, "activations": 100 + 10}
+    found = list(moments(sizes(WHOLE, chunk())))
+    assert found[-1] == Moment(gradients=4 * 16, workspace=2 * 4 * 4)
+    assert found[0] == Moment(activations=100 + 10)
 
 
 def test_fully_shard_gathers_a_unit_and_the_next():
-    found = list(moments(sizes(SHARDED, chunk(units=3)), {}))
-    assert found[0]["gathered"] == 2 * (8 + 8)
+    found = list(moments(sizes(SHARDED, chunk(units=3))))
+    assert found[0].gathered == 2 * (8 + 8)
     assert most(found, "gathered") == 4 * 8 + 2 * 16  # a reduction's buffer, and two gathered
 
 
 def test_under_a_pipeline_stages_stay_gathered_with_whole_gradients():
     rank = sizes(SHARDED, chunk(units=1), chunk(units=1), microbatches=4, pipeline=True)
-    found = list(moments(rank, {}))
+    found = list(moments(rank))
     assert most(found, "gradients") >= 2 * 4 * 8
-    assert min(moment["gradients"] for moment in found) >= 4 * 8 + 4 * 4
+    assert min(moment.gradients for moment in found) >= 4 * 8 + 4 * 4
     assert most(found, "gathered") >= 2 * 2 * 8

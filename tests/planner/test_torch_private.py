@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import ModuleType
 
@@ -88,3 +89,26 @@ def test_truncated_normals_of_fake_tensors_are_not_drawn() -> None:
         assert nn.init.trunc_normal_(torch.empty(3), std=1.0).shape == (3,)
     with without_rejection():
         assert nn.init.trunc_normal_(torch.empty(500), std=9.0).abs().max() <= 2.0
+
+
+UNLOADED = """
+import sys, torch
+from claw_plan.planner.torch_private import FakeTensorMode
+with FakeTensorMode():
+    layer = torch.nn.Linear(4, 4)
+    torch.nn.functional.gelu(layer(torch.ones(2, 4))).sum().backward()
+assert "torch._dynamo.eval_frame" not in sys.modules
+assert layer.weight.grad.shape == (4, 4)
+torch._dynamo.config.cache_size_limit = 3
+doubled = torch.compile(lambda x: 2 * x, backend="eager", fullgraph=True)
+assert torch.equal(doubled(torch.ones(2)), torch.full((2,), 2.0))
+import torch._dynamo.utils, torch._dynamo as compiler
+assert sys.modules["torch._dynamo"] is torch._dynamo is compiler
+assert compiler.__file__ and compiler.config.cache_size_limit == 3
+"""
+
+
+@pytest.mark.slow
+def test_the_compiler_is_loaded_when_it_is_asked_for() -> None:
+    """In a process of its own, for other tests compile."""
+    subprocess.run([sys.executable, "-c", UNLOADED], check=True)
