@@ -143,6 +143,7 @@ def run_object(result: RunResult) -> dict[str, Any]:
         "checkpoint": result.checkpoint or None,
         "traffic": list(result.traffic),
         "traffic_differences": list(result.traffic_differences),
+        "algorithms": dict(result.algorithms),
     }
 
 

@@ -46,6 +46,11 @@ def _loss_and_speed(result: RunResult) -> Table:
         speed += f", {format_count(result.tokens_per_s)} tokens/s"
     table.add_row("speed", speed)
     table.add_row("record", escape(result.run))
+    if result.algorithms:
+        used = [
+            f"{name} for {format_bytes(int(size))}" for size, name in result.algorithms.items()
+        ]
+        table.add_row("all-reduces", ", ".join(used))
     if result.checkpoint:
         table.add_row("checkpoint", escape(result.checkpoint))
     return table

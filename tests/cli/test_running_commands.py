@@ -89,6 +89,7 @@ def test_run_passes_everything_on_and_prints_only_json(patch: Patch) -> None:
         "checkpoint": None,
         "traffic": [],
         "traffic_differences": [],
+        "algorithms": {},
     }
 
 
