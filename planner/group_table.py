@@ -7,6 +7,7 @@ into candidates, `group_bounds` bounds all rows together.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ class Group:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupTable:
     """One row a group, or with SOME blocks run again several groups, told apart when needed.
 
@@ -61,7 +62,7 @@ class GroupTable:
     def __len__(self) -> int:
         return len(self.pp)
 
-    @property
+    @cached_property
     def num_devices(self) -> Int:
         """Devices that each group uses."""
         return self.pp * self.tp * self.dp

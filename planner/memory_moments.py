@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from claw_plan.planner.memory_states import COPIED, SHARDED, Parts
@@ -43,7 +44,7 @@ class Moment(NamedTuple):
         return static | {name: static.get(name, 0) + size for name, size in more.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Chunk:
     """One stage of a rank. Lists are over its units, a run of blocks gathered together as one.
 
@@ -58,12 +59,12 @@ class Chunk:
     flight: int
     late: int = 0
 
-    @property
+    @cached_property
     def waiting(self) -> int:
         """Gradients kept for the weights that wait."""
         return self.late * sum(unit.late for unit in self.units)
 
-    @property
+    @cached_property
     def held(self) -> int:
         """Activations of one microbatch."""
         return sum(unit.holds for unit in self.units)
@@ -84,7 +85,7 @@ class Chunk:
         return self.root.trainable_shard + sum(group.trainable_shard for group in self.groups)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RankSizes:
     """The sizes that the walks need.
 
@@ -113,7 +114,7 @@ class RankSizes:
         several = self.accumulates_whole and self.microbatches > 1
         return several and not self.gathered_after_forward
 
-    @property
+    @cached_property
     def in_flight(self) -> int:
         """Activations of all microbatches in flight."""
         return sum(chunk.flight * chunk.held + chunk.waiting for chunk in self.chunks)
