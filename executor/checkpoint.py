@@ -133,6 +133,8 @@ class Checkpointer:
         read(([*boxes, *random.values(), *errors.values()]), path, self._group)
         for step in finish:
             step()
+        if self._compiled.overlap is not None:
+            self._compiled.overlap.resume(header.step)
         self._take_numbers(header)
         self._take_errors(errors, header, stored)
         if random:

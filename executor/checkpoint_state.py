@@ -3,7 +3,8 @@
 Keys are those of torch's own nested state dicts, so that torch reads them: `model.<name>`,
 `optim.state.<parameter>.<key>`. Beside them stand `optim.numbers` (an optimizer's plain Python
 numbers), `buffers` (non-persistent ones that training has changed), `random.rank<r>` and
-`errors.rank<r>` (what codecs did not send yet). Names are the whole model's. Each box is written
+`errors.rank<r>` (what codecs did not send yet), and `before`, the weights of one step before where
+steps overlap. Names are the whole model's. Each box is written
 by one of the ranks that hold it, chosen once so that all write about as much; all others neither
 copy nor send it.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,7 +27,7 @@ from claw_plan.executor.offload import HostOptimizer
 from claw_plan.executor.parallel_model import ParallelModel
 from claw_plan.executor.random_state import random_state
 
-MODEL, BUFFERS, RANDOM, ERRORS = "model", "buffers", "random", "errors"
+MODEL, BUFFERS, RANDOM, ERRORS, BEFORE = "model", "buffers", "random", "errors", "before"
 OPTIMIZER, NUMBERS = ("optim", "state"), ("optim", "numbers")
 
 PartKey = tuple[str, Shape]
@@ -128,10 +130,12 @@ def boxes_to_write(
     compiled: ParallelModel, holding: Holding, changed: ChangedBuffers, rank: int
 ) -> Iterator[Box]:
     """This rank's share of the state, as views of the live tensors."""
-    persistent = set(compiled.whole.names.values())
+    persistent, before = set(compiled.whole.names.values()), _before(compiled)
     for name, parameter in compiled.parameters.items():
         shape, parts = compiled.whole.shapes[name], holding.written[name]
         yield from _boxes((MODEL, name), shape, local(parameter.detach()), parts)
+        if name in before:
+            yield from _boxes((BEFORE, name), shape, before[name], parts)
         yield from _optimizer_boxes(compiled, holding, name, parameter)
     for name, buffer in dict(own_buffers(compiled)).items():
         if name in holding.buffers and (name in persistent or buffer in changed):
@@ -143,6 +147,14 @@ def boxes_to_write(
         for name, error in compiled.exchange.state.rank_state().items():
             if error.numel():
                 yield whole_box((ERRORS, f"rank{rank}", name), error)
+
+
+def _before(compiled: ParallelModel) -> dict[str, torch.Tensor]:
+    """The weights of one step before by name, where steps overlap."""
+    if compiled.overlap is None:
+        return {}
+    names = [name for name, p in compiled.parameters.items() if p.requires_grad]
+    return dict(zip(names, compiled.overlap.versions.before, strict=True))
 
 
 def _boxes(
@@ -232,6 +244,13 @@ def boxes_to_read(
             box = whole_box((*NUMBERS, name, key), torch.zeros((), dtype=dtype))
             boxes.append(box)
             finish.append(_number_into(own, key, box.tensor))
+    if compiled.overlap is not None:
+        before = _before(compiled)
+        has_before = all(f"{BEFORE}.{name}" in stored for name in before)
+        for name, weights in before.items() if has_before else ():
+            boxes += _boxes((BEFORE, name), compiled.whole.shapes[name], weights, held[name])
+        versions = compiled.overlap.versions
+        finish.append(partial(versions.take_newest, before_too=not has_before))
     return boxes, finish
 
 

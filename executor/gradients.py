@@ -11,6 +11,7 @@ Four sums, each a silent fault when it is left out (losses of step 1 are equal, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -74,6 +75,14 @@ def buckets(gradients: Sequence[torch.Tensor], bucket_bytes: int) -> Iterator[li
         yield bucket
 
 
+@dataclass(frozen=True, slots=True)
+class TiedSum:
+    """A tied gradient's sum under way; `is_first` on the first rank that holds it."""
+
+    work: dist.Work
+    is_first: bool
+
+
 class TiedGradients:
     """Sums gradients of parameters that several pipeline stages hold.
 
@@ -102,8 +111,18 @@ class TiedGradients:
 
     def add_up(self) -> None:
         """Sums the gradients; every holder has the whole gradient afterwards."""
+        for tied in self.begin():
+            tied.work.wait()
+
+    def begin(self) -> list[TiedSum]:
+        """The same without waiting; one sum after the other, in the order of all holders."""
+        me, sums = dist.get_rank(self._pp_group), list[TiedSum]()
         for parameter, stages in self._mine:
-            dist.all_reduce(local_gradient(parameter), group=self._groups[tuple(stages)])
+            group = self._groups[tuple(stages)]
+            work = dist.all_reduce(local_gradient(parameter), group=group, async_op=True)
+            assert work is not None
+            sums.append(TiedSum(work=work, is_first=stages[0] == me))
+        return sums
 
 
 Chain = tuple[list[int], list[tuple[int, ...]]]

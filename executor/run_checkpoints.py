@@ -31,6 +31,8 @@ class RunCheckpoints:
         self._checkpointer: Checkpointer | None = None
         if job.init_from:
             load_weights(compiled, Path(job.init_from))
+            if compiled.overlap is not None:
+                compiled.overlap.versions.take_newest(before_too=True)
         if self._folder is not None or job.resume:
             self._checkpointer = Checkpointer(compiled, self._folder, keep=job.keep)
             if job.resume:

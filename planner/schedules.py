@@ -48,7 +48,7 @@ class Schedule:
     `places_v` where rank r holds stages r and 2 pp - 1 - r, else r, r + pp, …
     `splits_backward` where I and W are actions of their own.
     `runs_rounds` where the microbatches must divide into equal rounds.
-    `fills_v` where there must be at least as many microbatches as stages.
+    `fills_all` where there must be at least as many microbatches as stages.
     """
 
     write: Callable[[int, int, int], Rows | list[Int]]
@@ -57,7 +57,7 @@ class Schedule:
     places_v: bool = False
     splits_backward: bool = False
     runs_rounds: bool = False
-    fills_v: bool = False
+    fills_all: bool = False
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -80,16 +80,26 @@ SCHEDULES: dict[str, Schedule] = {
         most_stages=2,
         places_v=True,
         splits_backward=True,
-        fills_v=True,
+        fills_all=True,
     ),
 }
+
+PIPEDREAM_2BW = "PipeDream2BW"
+
+ASYNCHRONOUS: dict[str, Schedule] = {
+    PIPEDREAM_2BW: Schedule(write=one_forward_one_backward, fills_all=True),
+}
+"""Schedules without a flush, which train with weights of one step before (`asynchronous`). Here
+stands what a step is if it is the only one; the search offers them only where they are allowed."""
+
+EVERY_SCHEDULE = SCHEDULES | ASYNCHRONOUS
 
 
 def schedule_of(name: str) -> Schedule:
     """The schedule of that name; PlanError with the nearest names for an unknown one."""
-    if name not in SCHEDULES:
-        raise PlanError(f"there is no schedule {name!r}; {near_matches(name, SCHEDULES)}")
-    return SCHEDULES[name]
+    if name not in EVERY_SCHEDULE:
+        raise PlanError(f"there is no schedule {name!r}; {near_matches(name, EVERY_SCHEDULE)}")
+    return EVERY_SCHEDULE[name]
 
 
 def schedule_refusal(
@@ -115,7 +125,7 @@ def schedule_refusal(
                 f"{name} runs its microbatches in {rounds} equal rounds, but {num_microbatches} "
                 f"do not divide by {rounds}; take a multiple of {num_ranks}, or schedule=1F1B"
             )
-    if schedule.fills_v and num_microbatches < num_ranks * stages_per_rank:
+    if schedule.fills_all and num_microbatches < num_ranks * stages_per_rank:
         return (
             f"{name} needs at least as many microbatches as stages, but got {num_microbatches} "
             f"for {num_ranks * stages_per_rank} stages; take smaller microbatches, or "

@@ -12,7 +12,7 @@ from sys import maxsize
 
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.schedules import SCHEDULES
+from claw_plan.planner.schedules import ASYNCHRONOUS, EVERY_SCHEDULE, SCHEDULES
 from claw_plan.profiles.codecs import CODEC_NAMES, CodecError, describe_codec
 
 
@@ -28,6 +28,8 @@ class Composition:
 def _composition(axes: str, proven_by: str) -> Composition:
     names = frozenset(axes.split())
     schedules = frozenset(SCHEDULES) if "pp" in names else frozenset({"1F1B"})
+    if "pp" in names and names <= {"pp", "dp_replicate", "tp"}:
+        schedules |= frozenset(ASYNCHRONOUS)
     return Composition(axes=names, schedules=schedules, proven_by=proven_by)
 
 
@@ -98,10 +100,12 @@ def knob_refusal(candidate: Candidate) -> str:
     for name, (only, reason) in _ONLY.items():
         if getattr(candidate, name) != only:
             return f"{name}={getattr(candidate, name)}: {reason}; use {name}={only}"
-    if candidate.schedule not in SCHEDULES:
-        return f"schedule={candidate.schedule}: use one of {', '.join(SCHEDULES)}"
-    fewest = SCHEDULES[candidate.schedule].fewest_stages
-    most = SCHEDULES[candidate.schedule].most_stages
+    if candidate.schedule not in EVERY_SCHEDULE:
+        return f"schedule={candidate.schedule}: use one of {', '.join(EVERY_SCHEDULE)}"
+    if candidate.schedule in ASYNCHRONOUS and candidate.pp == 1:
+        return f"schedule={candidate.schedule}: steps overlap in a pipeline; use pp above 1"
+    fewest = EVERY_SCHEDULE[candidate.schedule].fewest_stages
+    most = EVERY_SCHEDULE[candidate.schedule].most_stages
     if candidate.stages_per_rank < fewest or candidate.stages_per_rank > (most or maxsize):
         many = f"{fewest}" if most == fewest else f"{fewest} or more"
         return (
@@ -252,3 +256,8 @@ def can_grow_from(candidate: Candidate) -> bool:
 def proof(candidate: Candidate) -> str:
     """The test that proves the candidate's composition."""
     return next(known.proven_by for known in COMPOSITIONS if known.axes == axes_of(candidate))
+    if candidate.schedule in ASYNCHRONOUS and candidate.dp_shard > 1:
+        return (
+            f"schedule={candidate.schedule} keeps two versions of whole parameters, which "
+            "fully_shard does not; use dp_shard=1, dp_replicate instead"
+        )
