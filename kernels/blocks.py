@@ -23,8 +23,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from claw_plan.kernels import compiled_feedback
 from claw_plan.kernels.backend import backend_of
-from claw_plan.kernels.codec_base import Codec, typed
+from claw_plan.kernels.codec_base import Codec, lie_in_cpu_floats, typed
 from claw_plan.kernels.reference import E4M3, E5M2, Fp8Format
 
 SCALE_BYTES = 4
@@ -49,14 +50,29 @@ class IntBlocks(Codec):
         # The scale and the quotient are rounded to fp32.
         return bound * (1 + 1e-4) if bound < 0.9 else None
 
+    def encode_fused(self, x: Tensor, before: Tensor, rest: Tensor) -> tuple[Tensor, bool] | None:
+        """As of any codec, in one pass on the CPU."""
+        if not x.numel() or not lie_in_cpu_floats(x, before, rest):
+            return None
+        codes = self._buffer(x)
+        scales, small = self._scales(codes, x.numel())
+        finite = compiled_feedback.encode_ints(
+            *(x, before, rest, self.block, self.limit, self._seed, scales, small)
+        )
+        return codes, finite
+
+    @property
+    def _seed(self) -> int | None:
+        """None: to the nearest."""
+        return None if self.rounding == "nearest" else self.seed
+
     def _scales(self, codes: Tensor, numel: int) -> tuple[Tensor, Tensor]:
         """The scales, and the bytes after them."""
         end = SCALE_BYTES * -(-numel // self.block)
         return typed(codes[:end], torch.float32), codes[end : self._payload_bytes(numel)]
 
     def _small(self, x: Tensor, scales: Tensor, out: Tensor) -> None:
-        seed = None if self.rounding == "nearest" else self.seed
-        backend_of(x).encode_ints(x, self.block, self.limit, seed, scales, out)
+        backend_of(x).encode_ints(x, self.block, self.limit, self._seed, scales, out)
 
     def _large(self, small: Tensor, scales: Tensor) -> Tensor:
         out = torch.empty(small.numel(), dtype=torch.float32, device=small.device)
@@ -138,6 +154,17 @@ class Fp8Blocks(Codec):
 
     def _payload_bytes(self, numel: int) -> int:
         return numel + -(-numel // self.block)
+
+    def encode_fused(self, x: Tensor, before: Tensor, rest: Tensor) -> tuple[Tensor, bool] | None:
+        """As of any codec, in one pass on the CPU."""
+        if not x.numel() or not lie_in_cpu_floats(x, before, rest):
+            return None
+        codes, numel = self._buffer(x), x.numel()
+        exponents = codes[numel : self._payload_bytes(numel)]
+        finite = compiled_feedback.encode_fp8(
+            *(x, before, rest, self.block, self._form, codes[:numel], exponents)
+        )
+        return codes, finite
 
     def _encode(self, x: Tensor) -> Tensor:
         codes = self._buffer(x)

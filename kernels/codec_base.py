@@ -26,6 +26,8 @@ class Codec(ABC):
     name: ClassVar[str]
     has_fixed_size: ClassVar[bool] = True
     """Whether `wire_bytes` is what `encode` returns; else the most it returns."""
+    needs_error_feedback: ClassVar[bool] = True
+    """Whether training goes wrong unless what was not sent is added to the next gradient."""
 
     def encode(self, flat: Tensor) -> Tensor:
         """The codes of all elements, one uint8 tensor on the same device.
@@ -54,6 +56,14 @@ class Codec(ABC):
     def subtract_sent(self, total: Tensor, codes: Tensor) -> Tensor:
         """Takes from `total`, in place, what its codes say: what was not sent remains."""
         return total.sub_(self.decode(codes, total.numel(), total.dtype))
+
+    def encode_fused(self, x: Tensor, before: Tensor, rest: Tensor) -> tuple[Tensor, bool] | None:
+        """The codes of x + before, `rest` being what they leave out, and whether all is finite.
+
+        The same bits as adding, `encode` and `subtract_sent`, in fewer passes over memory; None
+        where nothing does that. `rest` is undefined where something is not finite.
+        """
+        return None
 
     def wire_bytes(self, numel: int) -> int:
         """Bytes of the codes of so many elements, a multiple of four; 0 for none."""
@@ -101,6 +111,14 @@ class Codec(ABC):
 def aligned(size_bytes: int) -> int:
     """The next multiple of the alignment."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def lie_in_cpu_floats(*tensors: Tensor) -> bool:
+    """Whether what is compiled for the CPU can take them as they are."""
+    return all(
+        one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous()
+        for one in tensors
+    )
 
 
 def typed(part: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,15 +20,17 @@ from claw_plan.kernels import compiled_loops as loops
 from claw_plan.kernels import compiled_selection as selection
 from claw_plan.kernels.reference import Fp8Format, hash_start
 
+Number = TypeVar("Number", bound=np.generic)
+
 
 def mean_abs(x: Tensor) -> Tensor:
     """As reference.mean_abs."""
-    return _finite_or_nan(loops.sum_abs(x.numpy()) / x.numel())
+    return finite_or_nan(loops.sum_abs(x.numpy()) / x.numel())
 
 
 def root_mean_square(x: Tensor) -> Tensor:
     """As reference.root_mean_square."""
-    return _finite_or_nan(math.sqrt(loops.sum_square(x.numpy()) / x.numel()))
+    return finite_or_nan(math.sqrt(loops.sum_square(x.numpy()) / x.numel()))
 
 
 def pack_signs(x: Tensor, out: Tensor) -> None:
@@ -54,8 +57,8 @@ def encode_ints(
 ) -> None:
     """As reference.encode_ints."""
     most = np.float32(limit)
-    for part, rows in _rows(x.numel(), block):
-        grid = _padded(x.numpy()[part], block)
+    for part, rows in rows_of(x.numel(), block):
+        grid = padded(x.numpy()[part], block)
         short = codes.numpy()[part]
         out = short if short.size == grid.size else np.empty(grid.size, np.int8)
         bits, scale = grid.view(np.int32), scales.numpy()[rows]
@@ -71,7 +74,7 @@ def encode_ints(
 
 def decode_ints(codes: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
     """As reference.decode_ints."""
-    for part, rows in _rows(out.numel(), block):
+    for part, rows in rows_of(out.numel(), block):
         count = rows.stop - rows.start
         loops.scale_back(
             codes.numpy()[part].reshape(count, -1),
@@ -98,7 +101,7 @@ def unpack_nibbles(packed: Tensor, out: Tensor) -> None:
 
 def encode_fp8(x: Tensor, block: int, form: Fp8Format, codes: Tensor, exponents: Tensor) -> None:
     """As reference.encode_fp8."""
-    for part, rows in _rows(x.numel(), block):
+    for part, rows in rows_of(x.numel(), block):
         grid = x.numpy()[part].reshape(rows.stop - rows.start, -1)
         loops.encode_fp8(
             grid,
@@ -112,7 +115,7 @@ def encode_fp8(x: Tensor, block: int, form: Fp8Format, codes: Tensor, exponents:
 
 def decode_fp8(codes: Tensor, exponents: Tensor, block: int, form: Fp8Format, out: Tensor) -> None:
     """As reference.decode_fp8."""
-    for part, rows in _rows(out.numel(), block):
+    for part, rows in rows_of(out.numel(), block):
         grid = out.numpy()[part].reshape(rows.stop - rows.start, -1)
         loops.decode_fp8(
             codes.numpy()[part].reshape(grid.shape),
@@ -136,7 +139,7 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(places), torch.from_numpy(values)
 
 
-def _rows(numel: int, block: int) -> Iterator[tuple[slice, slice]]:
+def rows_of(numel: int, block: int) -> Iterator[tuple[slice, slice]]:
     """Elements and blocks: of all whole blocks, then of what is left."""
     whole = numel // block
     if whole:
@@ -145,12 +148,13 @@ def _rows(numel: int, block: int) -> Iterator[tuple[slice, slice]]:
         yield slice(whole * block, numel), slice(whole, whole + 1)
 
 
-def _padded(part: NDArray[np.float32], block: int) -> NDArray[np.float32]:
+def padded(part: NDArray[Number], block: int) -> NDArray[Number]:
     """Rows of a block each; what a last, shorter one lacks is zero."""
     missing = -part.size % block
     return (np.pad(part, (0, missing)) if missing else part).reshape(-1, block)
 
 
-def _finite_or_nan(scale: float) -> Tensor:
+def finite_or_nan(scale: float) -> Tensor:
+    """As reference.finite_or_nan."""
     narrow = torch.tensor(scale, dtype=torch.float32)
     return narrow if narrow.isfinite() else torch.full_like(narrow, torch.nan)

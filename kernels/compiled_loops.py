@@ -34,6 +34,9 @@ MAGNITUDE = I(0x7FFFFFFF)
 INFINITY = I(0x7F800000)
 LARGEST = F(np.finfo(np.float32).max)
 
+TILE = 4096
+"""Elements of a tile: it, what is decoded of it and its codes fit into the nearest cache."""
+
 
 def vectorized(function: Function) -> Function:
     """The function compiled for this processor, once for all processes where that can be kept."""
@@ -61,6 +64,20 @@ def sum_square(x: Floats) -> float:
     for i in range(x.size):
         total += np.float64(x[i]) * np.float64(x[i])
     return total
+
+
+@vectorized
+def add(x: Floats, y: Floats, out: Floats) -> None:
+    """Their sum."""
+    for i in range(out.size):
+        out[i] = x[i] + y[i]
+
+
+@vectorized
+def subtract(out: Floats, x: Floats) -> None:
+    """Takes x away in place."""
+    for i in range(out.size):
+        out[i] -= x[i]
 
 
 @vectorized

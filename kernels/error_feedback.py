@@ -64,16 +64,23 @@ class ErrorFeedback:
         total = self._spare
         if total is None or (total.shape, total.dtype) != (residual.shape, residual.dtype):
             total = torch.empty_like(residual)
-        torch.add(residual, flat.detach().reshape(-1), out=total)
-        codes = []
-        for before, rest in zip(
-            residual.split(list(sizes)), total.split(list(sizes)), strict=True
-        ):
-            codes.append(self.codec.encode(rest))
-            self.codec.subtract_sent(rest, codes[-1])
-            restore_unless_finite(rest, before, rest)
+        chunks = (one.split(list(sizes)) for one in (flat.detach().reshape(-1), residual, total))
+        codes = [self._encode(*chunk) for chunk in zip(*chunks, strict=True)]
         self.residual = total
         self._spare = residual if total.device.type == "cpu" else None
+        return codes
+
+    def _encode(self, chunk: Tensor, before: Tensor, rest: Tensor) -> Tensor:
+        """The codes of chunk + before; fills in what they leave out."""
+        fused = self.codec.encode_fused(chunk, before, rest)
+        if fused is not None:
+            codes, is_finite = fused
+            if not is_finite:
+                rest.copy_(before)
+            return codes
+        codes = self.codec.encode(torch.add(before, chunk, out=rest))
+        self.codec.subtract_sent(rest, codes)
+        restore_unless_finite(rest, before, rest)
         return codes
 
     def reset(self) -> None:

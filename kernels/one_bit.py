@@ -20,8 +20,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from claw_plan.kernels import compiled_feedback
 from claw_plan.kernels.backend import backend_of
-from claw_plan.kernels.codec_base import Codec, typed
+from claw_plan.kernels.codec_base import Codec, lie_in_cpu_floats, typed
 
 SCALE_BYTES = 4
 
@@ -40,6 +41,16 @@ class OneBit(Codec):
 
     def _payload_bytes(self, numel: int) -> int:
         return SCALE_BYTES + -(-numel // 8)
+
+    def encode_fused(self, x: Tensor, before: Tensor, rest: Tensor) -> tuple[Tensor, bool] | None:
+        """As of any codec, in two passes on the CPU: the scale is known after the first."""
+        if not x.numel() or not lie_in_cpu_floats(x, before, rest):
+            return None
+        codes = self._buffer(x)
+        scale = codes[:SCALE_BYTES].view(torch.float32)[0]
+        signs = codes[SCALE_BYTES : self._payload_bytes(x.numel())]
+        finite = compiled_feedback.encode_signs(x, before, rest, self.scale == "l2", scale, signs)
+        return codes, finite
 
     def _encode(self, x: Tensor) -> Tensor:
         codes = self._buffer(x)

@@ -16,6 +16,7 @@ class Uncompressed(Codec):
     """The bits themselves: exact for fp32 and narrower; `none:fp64` for fp64 too."""
 
     name: ClassVar[str] = "none"
+    needs_error_feedback: ClassVar[bool] = False
     format: Literal["fp32", "fp64"] = "fp32"
 
     @property
@@ -48,6 +49,7 @@ class Half(Codec):
     """
 
     name: ClassVar[str] = "fp16"
+    needs_error_feedback: ClassVar[bool] = False
     exponent: int = 0
 
     @property

@@ -14,6 +14,8 @@ from torch import Tensor
 
 LARGEST = torch.finfo(torch.float32).max
 WORD = 0xFFFFFFFF
+HASH_STEP = 0x9E3779B1
+"""What the hash of the next element begins with more: 2^32 over the golden ratio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,7 @@ def random_fractions(rows: Tensor, seed: int) -> Tensor:
     first, second = rows.contiguous().view(torch.int32).long().split(half, 1)
     second = second & WORD
     places = torch.arange(rows.numel(), device=rows.device).view_as(rows)[:, :half]
-    h = first + ((second << 15) | (second >> 17)) + hash_start(seed, 0) + places * 0x9E3779B1
+    h = first + ((second << 15) | (second >> 17)) + hash_start(seed, 0) + places * HASH_STEP
     h = h & WORD
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & WORD
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & WORD
@@ -158,7 +160,7 @@ def random_fractions(rows: Tensor, seed: int) -> Tensor:
 
 def hash_start(seed: int, place: int) -> int:
     """What the hash of the element at `place` adds to its bits."""
-    return (seed * 0x85EBCA77 + place * 0x9E3779B1) & WORD
+    return (seed * 0x85EBCA77 + place * HASH_STEP) & WORD
 
 
 def _blocks_of(x: Tensor, block: int) -> Tensor:

@@ -18,8 +18,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from claw_plan.kernels import compiled_feedback
 from claw_plan.kernels.backend import backend_of
-from claw_plan.kernels.codec_base import Codec, typed
+from claw_plan.kernels.codec_base import Codec, lie_in_cpu_floats, typed
 from claw_plan.profiles.codecs import PAIR_BYTES, CodecError, kept_elements
 
 
@@ -30,7 +31,10 @@ class SparseCodec(Codec):
 
     def indices(self, codes: Tensor) -> Tensor:
         """Which elements were sent, as int64."""
-        return typed(codes[: codes.numel() // 2], torch.int32).long()
+        return self._short_indices(codes).long()
+
+    def _short_indices(self, codes: Tensor) -> Tensor:
+        return typed(codes[: codes.numel() // 2], torch.int32)
 
     def values(self, codes: Tensor) -> Tensor:
         """The elements that were sent."""
@@ -41,6 +45,14 @@ class SparseCodec(Codec):
         return total.index_add_(
             0, self.indices(codes), self.values(codes).to(total.dtype), alpha=-1
         )
+
+    def encode_fused(self, x: Tensor, before: Tensor, rest: Tensor) -> tuple[Tensor, bool] | None:
+        """As of any codec; only what was sent is read again on the CPU."""
+        if not x.numel() or not lie_in_cpu_floats(x, before, rest):
+            return None
+        codes = self._encode(torch.add(before, x, out=rest))
+        indices, values = self._short_indices(codes), self.values(codes)
+        return codes, compiled_feedback.subtract_pairs(rest, indices, values)
 
     def _decode(self, codes: Tensor, numel: int) -> Tensor:
         out = torch.zeros(numel, dtype=torch.float32, device=codes.device)

@@ -48,6 +48,7 @@ def test_codes_are_as_long_as_both_rooms_say(text: str, numel: int) -> None:
     codes = codec.encode(torch.randn(numel))
     assert codes.dtype == torch.uint8 and codes.dim() == 1
     assert codec.wire_bytes(numel) == describe_codec(text).wire_bytes(numel)
+    assert codec.needs_error_feedback == describe_codec(text).needs_error_feedback
     if codec.has_fixed_size:
         assert codes.numel() == codec.wire_bytes(numel)
     assert codes.numel() <= codec.wire_bytes(numel) and codes.numel() % 4 == 0
