@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -35,23 +36,26 @@ def replicate(
     bucket_bytes: int,
     *,
     buckets: Sequence[int] = (),
+    order: Sequence[int] = (),
     mean: Mean | None = None,
     finds_unreached: bool,
     left_out: Collection[nn.Parameter] = (),
 ) -> nn.Module:
     """The module whose replicas' gradients meet during backward, in buckets.
 
-    `buckets` are numbers of parameters where the plan says which share one, `mean` what becomes of
-    a bucket where it is not the library's own all-reduce. With `finds_unreached` it looks in each
+    `buckets` are numbers of parameters where the plan says which share one, `order` says how
+    these leave where the next forward waits for them one by one, `mean` what becomes of a bucket
+    where it is not the library's own all-reduce. With `finds_unreached` it looks in each
     backward which parameters get no gradient. Gradients of those `left_out` do not meet here.
     """
     if mean is not None and not buckets:
         trained = [p for p in module.parameters() if p.requires_grad][::-1]
         buckets = filled_buckets((p.numel() * p.element_size() for p in trained), bucket_bytes)
     if buckets:
-        return Replicas(
-            module, mesh.group("dp_replicate"), buckets, may_miss=finds_unreached, mean=mean
-        )
+        group = mesh.group("dp_replicate")
+        if order:  # a group of their own, so that nothing of the next step queues behind them
+            group = dist.new_group(dist.get_process_group_ranks(group))
+        return Replicas(module, group, buckets, may_miss=finds_unreached, mean=mean, order=order)
     if left_out:
         apart = {id(parameter) for parameter in left_out}
         leave_to_others(module, [n for n, p in module.named_parameters() if id(p) in apart])

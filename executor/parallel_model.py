@@ -25,6 +25,7 @@ import torch.nn as nn
 from claw_plan.executor.batch_norm import RunningStatistics
 from claw_plan.executor.checkpoint_layout import WholeState, divided_as
 from claw_plan.executor.clipping import clip, counted_here, global_norm
+from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.dropout import seed_forwards
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.expert_parallel import ExpertParallel
@@ -32,6 +33,7 @@ from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_
 from claw_plan.executor.loss_scale import LossScale
 from claw_plan.executor.mesh import Mesh, make_mesh
 from claw_plan.executor.microbatches import replicate, run_microbatches
+from claw_plan.executor.next_forward import NextForward, why_not
 from claw_plan.executor.offload import HostOptimizer
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.overlapping_steps import OverlappingSteps
@@ -73,7 +75,8 @@ class ParallelModel:
     where it is not the library's own all-reduce of gradients. `averaged` maps an axis to
     parameters whose gradients are averaged over it once a step. `unreached` names parameters that
     the loss may not reach, `counted` are those whose part of the gradients' norm is counted on
-    this rank.
+    this rank. `next_forward` waits for buckets one by one where the plan orders them so, else
+    `waits_because` says why not.
     """
 
     plan: Plan
@@ -102,6 +105,8 @@ class ParallelModel:
     ranges: Ranges | None = None
     optimizer_work: OpWork | None = None
     overlap: OverlappingSteps | None = None
+    next_forward: NextForward | None = None
+    waits_because: str = ""
 
     def train_step(self, batch: Batch) -> float:
         """One optimizer step on this rank's slice; answers with the loss of the global batch.
@@ -111,9 +116,12 @@ class ParallelModel:
         if self.overlap is not None:
             self.overlap.step(self.microbatches_of(batch))
             return self.overlap.losses[-1] if self.overlap.losses else math.nan
-        with self.recorder or nullcontext():
+        defers = self.next_forward is not None and self.recorder is None
+        with self._ahead_of_next(defers=defers), self.recorder or nullcontext():
             loss = self.forward_backward(batch)
             self.finish_gradients()
+        if defers:
+            return self.global_loss(loss)
         if self.takes_step():
             self.clip_gradients()
             with self.recorded_optimizer():
@@ -121,8 +129,16 @@ class ParallelModel:
         self.optimizer.zero_grad()
         return self.global_loss(loss)
 
+    def _ahead_of_next(self, *, defers: bool) -> AbstractContextManager[None]:
+        """Around forward and backward; with `defers` the optimizer steps in the next forward."""
+        return (
+            nullcontext() if self.next_forward is None else self.next_forward.step(defers=defers)
+        )
+
     def settle(self) -> None:
         """Waits for all that goes on between steps; call it before anything is kept of them."""
+        if self.next_forward is not None:
+            self.next_forward.settle()
         if self.exchange is not None:
             self.exchange.settle()
         if self.overlap is not None:
@@ -342,10 +358,13 @@ def _make_accumulation(compiled: ParallelModel, *, replicates: bool) -> None:
             compiled.mesh,
             knobs.bucket_bytes,
             buckets=knobs.buckets,
+            order=knobs.bucket_order,
             mean=None if compiled.exchange is None else compiled.exchange.mean,
             finds_unreached=bool(compiled.unreached),
             left_out=list(compiled.experts.parameters.values()) if compiled.experts else (),
         )
+    if knobs.bucket_order and isinstance(compiled.module, Replicas):
+        _wait_in_next_forward(compiled, compiled.module)
     compiled.schedule = partial(
         run_microbatches,
         compiled.module,
@@ -353,3 +372,15 @@ def _make_accumulation(compiled: ParallelModel, *, replicates: bool) -> None:
         compiled.recorded,
         compiled.share_of_loss,
     )
+
+
+def _wait_in_next_forward(compiled: ParallelModel, replicas: Replicas) -> None:
+    """Where nothing needs all gradients at once."""
+    reason = "what the run does to buckets holds the backward's end for all of them"
+    if compiled.exchange is None:
+        clip_norm, may_miss = compiled.plan.training.clip_norm, bool(compiled.unreached)
+        reason = why_not(compiled.optimizer, clip_norm, may_miss=may_miss)
+    if reason:
+        compiled.waits_because = reason
+    else:
+        compiled.next_forward = NextForward(replicas, compiled.optimizer)

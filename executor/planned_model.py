@@ -137,6 +137,7 @@ def parallelize(
     own = dataclasses.replace(loaded, make=lambda: model, optimizer=optimizer or loaded.optimizer)
     with torch.random.fork_rng(devices=[]):
         compiled = compile_plan(plan, own, device, precision=DOUBLE if is_double else AS_PLANNED)
+    compiled.next_forward = None  # a loop of one's own steps the optimizer where it likes
     planned = PlannedModel(compiled)
     return planned, compiled.optimizer, planned.train_step
 

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from claw_plan.executor.mesh import NEAR
+from claw_plan.executor.communication.reducer import Replicas
+from claw_plan.executor.mesh import NEAR, SHARDED
 from claw_plan.executor.torch_private import watch_dispatched
 from claw_plan.planner.lower_end import TIED, WORLD
 from claw_plan.planner.traffic import Kind, Moved, group_of
@@ -123,9 +124,11 @@ def traffic_counter(compiled: ParallelModel) -> TrafficCounter:
     """A counter that knows the groups of this rank's plan."""
     mesh, world = compiled.mesh, dist.group.WORLD
     groups = {
-        str(group.group_name): "dp_shard" if axis == NEAR else axis
+        str(group.group_name): "dp_shard" if axis in (NEAR, SHARDED) else axis
         for axis, group in mesh.groups(compiled.knobs.reshard_ranks).items()
     }
+    if isinstance(compiled.module, Replicas):
+        groups[str(compiled.module.group.group_name)] = "dp_replicate"
     if world is not None:
         groups[str(world.group_name)] = group_of(WORLD, compiled.knobs)
     return TrafficCounter(groups)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from claw_plan.executor.batches import Source, TextSource, check_vocabulary, make_source, own_slice
 from claw_plan.executor.benchmark_group import measure_replicas
+from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.communication.selector import Switch
 from claw_plan.executor.gradients import local
 from claw_plan.executor.host_memory import MemoryMeter
@@ -181,10 +182,11 @@ def _exchange_ended(compiled: ParallelModel, record: RankRecord, progress: Progr
 
     Trials are for the rank's log alone.
     """
-    exchange = compiled.exchange
+    exchange, said = compiled.exchange, []
+    if compiled.waits_because and len(record.losses) == 1:
+        said.append(f"the next forward waits for all buckets: {compiled.waits_because}")
     if exchange is None:
-        return ""
-    said = []
+        return "; ".join(said)
     for event in exchange.step_ended(progress.step):
         values = dataclasses.asdict(event)
         del values["step"]  # of the selector, which counts from where the run began
@@ -223,10 +225,13 @@ def _recording(
         yield
         return
     by_axis = compiled.mesh.groups(compiled.knobs.reshard_ranks)
+    names = {str(group.group_name): axis for axis, group in by_axis.items()}
+    if isinstance(compiled.module, Replicas):
+        names[str(compiled.module.group.group_name)] = "dp_replicate"
     recorder = StepRecorder(
         rank.rank,
         rank.device,
-        {str(group.group_name): axis for axis, group in by_axis.items()},
+        names,
         {axis: rank.hosts(dist.get_process_group_ranks(group)) for axis, group in by_axis.items()},
         times_work=way == WORK,
         meets=dist.group.WORLD if _are_alike(compiled) else None,

@@ -117,6 +117,8 @@ def _compare_inside(
         batch = batch_for(source, step, precision)
         own = own_slice(batch, compiled.mesh.data_index, compiled.knobs.dp)
         loss = compiled.train_step({name: value.to(rank.device) for name, value in own.items()})
+        if compiled.next_forward is not None:
+            compiled.next_forward.settle()
         expected = torch.load(folder / f"{step}.pt", mmap=True, weights_only=True)
         loss_diff = max(loss_diff, abs(loss - expected["loss"]))
         found.append(_differences(compiled, expected["parameters"]))

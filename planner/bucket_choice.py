@@ -92,7 +92,9 @@ def gradients_of(scorer: Scorer, choice: Choice) -> Gradients:
     """Each gradient's elements on a rank, and when the simulated backward completes it."""
     candidate, cuts = choice
     trained = [p for p in reversed(scorer.problem.graph.parameters) if p.trainable]
-    alone = replace(candidate, buckets=(len(trained),))  # so that nothing runs beside it
+    alone = replace(
+        candidate, buckets=(len(trained),), bucket_order=()
+    )  # so that nothing runs beside it
     timeline = simulate(lower(scorer.problem, scorer.shards, alone, cuts).graph)
     ends_ns = {
         int(span.name.rpartition(" ")[2]): span.end_ns

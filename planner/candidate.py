@@ -15,6 +15,10 @@ from claw_plan.profiles.errors import near_matches
 MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 ZERO = (1, 2, 3)
 
+CP_COMM_TYPES = ALL_GATHER, ALL_TO_ALL = "all_gather", "a2a"
+"""How attention sees all positions: keys and values are gathered, or heads are exchanged; the
+names are those of Megatron-LM's --cp-comm-type."""
+
 BUCKET_BYTES = 25_000_000
 """DistributedDataParallel's own bucket, in MB rather than MiB."""
 
@@ -38,10 +42,15 @@ class Candidate:
     backward parameters lie in shards over so many neighbours on dp_shard, so that backward
     gathers among those; 0 leaves it to `zero`. `blocks_per_group` neighbouring blocks of a stage
     are gathered, freed and reduced together.
+    `cp` ranks hold a part of every sequence and, as torchtitan has it, share the states that
+    dp_shard cuts; attention gathers keys and values ('all_gather') or exchanges heads ('a2a'), by
+    `cp_comm_type`.
     `ep` ranks, taken from cp, dp and tp, share experts, each expert divided over `etp` of them.
     `bucket_bytes` is the size of one gradient all-reduce where dp_replicate works without
     sharding; `buckets` says instead how many parameters each holds, from the model's last to its
-    first. `mesh_order` names the axes from the slowest to the fastest over the devices.
+    first. `bucket_order` are the numbers of these buckets in the order in which they leave; with it
+    the optimizer steps bucket by bucket inside the next forward. `mesh_order` names the axes from
+    the slowest to the fastest over the devices.
     """
 
     pp: int = 1
@@ -62,9 +71,11 @@ class Candidate:
     blocks_per_group: int = 1
     bucket_bytes: int = BUCKET_BYTES
     buckets: tuple[int, ...] = ()
+    bucket_order: tuple[int, ...] = ()
     collective: str = "auto"
     codec: str = "none"
     offload: str = "none"
+    cp_comm_type: str = "all_gather"
     mesh_order: tuple[str, ...] = MESH_ORDER
 
     def __post_init__(self) -> None:
@@ -128,7 +139,9 @@ class Candidate:
         ] or ["one device"]
         if self.pp > 1:
             parts.append(self.schedule)
-        if self.dp_shard > 1:
+        if self.cp > 1:
+            parts.append(f"cp by {self.cp_comm_type}")
+        if self.shard_ranks > 1:
             parts.append(f"zero {self.zero}")
         if self.reshard_ranks:
             parts.append(f"resharded over {self.reshard_ranks}")
@@ -141,7 +154,8 @@ class Candidate:
             parts.append(f"recompute {self.recompute}{blocks}")
         parts.append(f"microbatch {self.microbatch_size}")
         if self.buckets:
-            parts.append(f"{len(self.buckets)} planned buckets")
+            ordered = ", as the next forward needs them" * bool(self.bucket_order)
+            parts.append(f"{len(self.buckets)} planned buckets{ordered}")
         elif self.bucket_bytes != BUCKET_BYTES:
             parts.append(f"buckets of {self.bucket_bytes / 1e6:g} MB")
         if self.collective != "auto":
@@ -162,10 +176,10 @@ def parse_fix(text: str) -> dict[str, Any]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
             raise PlanError(f"--fix takes knob=value pairs, as in tp=2,pp=2; got {part!r}")
-        if name == "buckets":
+        if name in ("buckets", "bucket_order"):
             raise PlanError(
-                "--fix: buckets follow from the model and its times; pin bucket_bytes, or edit "
-                "candidate.buckets of a plan"
+                f"--fix: {name} is made from the model and its times; pin bucket_bytes, or edit "
+                f"candidate.{name} of a plan"
             )
         if name not in kinds:
             raise PlanError(f"--fix: there is no knob {name!r}; {near_matches(name, kinds)}")

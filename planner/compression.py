@@ -67,7 +67,7 @@ def _best_codec(scorer: Scorer, choice: Choice) -> tuple[str, int] | None:
     for name in CODECS:
         if name == "threshold" or _clips_momentum(scorer, name):
             continue
-        candidate = replace(choice[0], codec=name, collective="auto", buckets=())
+        candidate = replace(choice[0], codec=name, collective="auto", buckets=(), bucket_order=())
         if not refusal(candidate) and scorer.memory.fits(candidate, choice[1]):
             step_ns = scorer.step_time_ns(candidate, choice[1])
             found.append((_to_loss(name, step_ns), name, step_ns))

@@ -121,7 +121,7 @@ def _changed(candidate: Candidate, knob: str, value: Any) -> Candidate:
     """The candidate with the knob changed, and what it forces."""
     changed = replace(candidate, **{knob: value})
     if knob in ("codec", "bucket_bytes") or (knob == "collective" and value != "auto"):
-        changed = replace(changed, buckets=())
+        changed = replace(changed, buckets=(), bucket_order=())
     if knob == "codec":
         changed = replace(changed, collective="auto")
     elif knob == "collective":
@@ -156,7 +156,9 @@ def _settled(candidate: Candidate) -> Candidate:
     if candidate.recompute == "none":
         candidate = replace(candidate, recompute_blocks=0)
     if not candidate.reduces_in_backward:
-        candidate = replace(candidate, codec="none", collective="auto", buckets=())
+        candidate = replace(
+            candidate, codec="none", collective="auto", buckets=(), bucket_order=()
+        )
     return candidate
 
 

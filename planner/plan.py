@@ -226,9 +226,10 @@ def candidate_from(values: Mapping[str, Any]) -> Candidate:
         if type(value) is not type(neutral[name]):
             kind = type(neutral[name]).__name__
             raise PlanError(f"candidate.{name} is of type {kind}, but got {value!r}")
-    buckets = values.get("buckets", [])
-    if any(type(size) is not int for size in buckets):
-        raise PlanError(f"candidate.buckets are numbers of parameters, but got {buckets!r}")
+    for name, kind in (("buckets", "parameters"), ("bucket_order", "buckets")):
+        given = values.get(name, [])
+        if any(type(number) is not int for number in given):
+            raise PlanError(f"candidate.{name} are numbers of {kind}, but got {given!r}")
     known: dict[str, Any] = {**neutral, **values}
     for name, value in known.items():
         if isinstance(value, list):

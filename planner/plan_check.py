@@ -97,6 +97,8 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
         yield f"candidate.bucket_bytes is at least 1, but got {candidate.bucket_bytes}"
     if candidate.buckets and not candidate.reduces_in_backward:
         yield "candidate.buckets act where dp_replicate is over 1, dp_shard and pp are 1"
+    if candidate.bucket_order:
+        yield from _bucket_order(plan, candidate)
     is_averaged_otherwise = candidate.codec != "none" or candidate.collective != "auto"
     if is_averaged_otherwise and plan.training.precision != "float32":
         yield (
@@ -111,6 +113,25 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
     yield from _schedule(plan, candidate)
     yield from _stages(plan, candidate)
     yield from _derived(plan, candidate)
+
+
+def _bucket_order(plan: Plan, candidate: Candidate) -> Iterator[str]:
+    """What buckets that the next forward waits for one by one cannot go together with."""
+    count = len(candidate.buckets)
+    if sorted(candidate.bucket_order) != [*range(count)]:
+        yield (
+            f"candidate.bucket_order names each of the {count} buckets once, from 0 on, but is "
+            f"{[*candidate.bucket_order]}"
+        )
+    if (candidate.codec, candidate.collective) != ("none", "auto"):
+        yield "candidate.bucket_order acts with codec none and collective auto"
+    if candidate.num_devices != candidate.dp_replicate or candidate.offload != "none":
+        yield "candidate.bucket_order acts where dp_replicate is all there is, without offload"
+    if plan.training.clip_norm is not None:
+        yield (
+            "candidate.bucket_order updates parameters before all gradients are there, whose norm "
+            "training.clip_norm bounds; leave one of them out"
+        )
 
 
 def _mesh(plan: Plan, candidate: Candidate, cluster: Cluster) -> Iterator[str]:

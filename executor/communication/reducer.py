@@ -3,7 +3,8 @@
 DistributedDataParallel fills its buckets to a size and lays them out anew after the first step;
 here the plan says which parameters share one. Buckets leave in one order on every rank, each once
 its gradients and all buckets before it are complete: no rank decides anything at run time. A
-bucket's gradients lie in one flat buffer, of which `parameter.grad` are views.
+bucket's gradients lie in one flat buffer, of which `parameter.grad` are views. Who says so
+(`leaves_pending`) waits for each bucket where it is needed, as `executor.next_forward` does.
 
 With the backend's own all-reduce the arithmetic is that of DistributedDataParallel: gradients are
 multiplied by 1/n, then summed. Any other mean (`Mean`) blocks, so on a CPU it runs on a thread
@@ -49,12 +50,18 @@ class Bucket:
     seen: set[int] = field(default_factory=set)
     arriving: _Arriving | None = None
 
+    def arrive(self) -> None:
+        """Waits for its mean if that is on its way."""
+        if self.arriving is not None:
+            self.arriving.wait()
+        self.arriving = None
+
 
 class Replicas(nn.Module):
     """A module whose replicas on the ranks of `group` end each backward with equal gradients.
 
-    `sizes` are numbers of trained parameters, from the module's last to its first. What a backward
-    does not reach counts as zeros where `may_miss` says that it may be missed, and is refused
+    `sizes` are numbers of trained parameters, from the module's last to its first; buckets leave in
+    that order, or as `order` says by their numbers. What a backward does not reach counts as zeros where `may_miss` says that it may be missed, and is refused
     where not. Without a `mean` it is the backend's own. Backwards under `no_sync` add up what the
     next one outside it sends.
     """
@@ -67,11 +74,14 @@ class Replicas(nn.Module):
         *,
         may_miss: bool = False,
         mean: Mean | None = None,
+        order: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self.module = module
-        self._group, self._may_miss, self._mean = group, may_miss, mean
+        self.module, self.group = module, group
+        self._may_miss, self._mean = may_miss, mean
+        self.leaves_pending = False
         self.buckets = make_buckets(module, sizes)
+        self._order = [self.buckets[number] for number in order or range(len(self.buckets))]
         blocks = mean is not None and self.buckets[0].buffer.device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, "mean of gradients") if blocks else None
         self._names = {id(p): name for name, p in module.named_parameters()}
@@ -82,7 +92,7 @@ class Replicas(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """That of the module."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (self._began or not self.leaves_pending):
             self._begin_anew()  # a backward that was given up may have left something behind
         return self.module(*args, **kwargs)
 
@@ -120,19 +130,19 @@ class Replicas(nn.Module):
             if gradient is None:
                 view.zero_()
             elif self._mean is None:
-                torch.mul(gradient, 1.0 / self._group.size(), out=view)
+                torch.mul(gradient, 1.0 / self.group.size(), out=view)
             elif gradient is not view:
                 view.copy_(gradient)
         bucket.parameters[place].grad = view
 
     def _launch_what_is_complete(self) -> None:
         while self._left < len(self.buckets):
-            bucket = self.buckets[self._left]
+            bucket = self._order[self._left]
             if len(bucket.seen) < len(bucket.views):
                 return
             self._left += 1
             if self._mean is None:
-                bucket.arriving = dist.all_reduce(bucket.buffer, group=self._group, async_op=True)
+                bucket.arriving = dist.all_reduce(bucket.buffer, group=self.group, async_op=True)
             elif self._thread is not None:
                 bucket.arriving = _Submitted(self._thread, self._mean_of, bucket)
             else:
@@ -163,13 +173,12 @@ class Replicas(nn.Module):
             )
 
     def _begin_anew(self) -> None:
-        """Waits for all that is on its way."""
+        """Forgets the backward; waits for all that is on its way, unless somebody else does."""
         self._began, self._left = False, 0
         for bucket in self.buckets:
-            if bucket.arriving is not None:
-                bucket.arriving.wait()
+            if not self.leaves_pending:
+                bucket.arrive()
             bucket.seen.clear()
-            bucket.arriving = None
 
     def _name(self, bucket: Bucket, place: int) -> str:
         return self._names[id(bucket.parameters[place])]

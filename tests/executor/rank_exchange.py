@@ -41,15 +41,17 @@ class Training:
         return [self.compiled.train_step(batch) for batch in batches]
 
     def flat(self) -> torch.Tensor:
+        self.compiled.settle()
         return torch.cat([p.detach().reshape(-1) for p in self.compiled.parameters.values()])
 
 
 def found_of(path: Path, folder: Path) -> dict[str, Any]:
     first = Training(path)
     losses = first.train(range(SAVED))
-    if first.compiled.knobs.codec == "none":
+    if first.compiled.knobs.codec == "none" and first.compiled.next_forward is None:
         losses += first.train(range(SAVED, STEPS))
         return {"losses": losses, "flat": first.flat()}
+    first.compiled.settle()
     checkpointer = Checkpointer(first.compiled, folder)
     checkpointer.save(SAVED)
     failed = checkpointer.finish()

@@ -30,6 +30,9 @@ OF_GRADIENTS = {"fp16": 1e-4, "fp8": 0.02, "int8": 2e-3, "int4": 0.05}
 OF_MOMENTUM = ("one_bit", "top_k:0.05", "threshold:0.001")
 WARMUP = 3
 
+BUCKETS = (2, 12, 12, 12, 14)
+"""The last norm, three blocks, and the first with both tables."""
+
 Found = list[dict[str, dict[str, Any]]]
 
 
@@ -42,6 +45,8 @@ def found(tiny_plan: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
     options |= {name: {"collective": name} for name in ALGORITHMS}
     options |= {"small_buckets": {"codec": "int8", "bucket_bytes": 9000}}
     options |= {"one_bit_other": {"codec": "one_bit", "bucket_bytes": 9000}}
+    options |= {"in_turn": {"buckets": BUCKETS}}
+    options |= {"ordered": {"buckets": BUCKETS, "bucket_order": (0, 1, 4, 2, 3)}}
     plans = [tiny_plan(name, dp_replicate=4, **knobs) for name, knobs in options.items()]
     ranks = [
         subprocess.Popen(
@@ -76,6 +81,13 @@ def test_momentum_through_a_codec_trains_after_a_warm_up(found: Found, codec: st
 def test_another_algorithm_trains_like_the_librarys(found: Found, algorithm: str) -> None:
     whole = found[0]["whole"]["losses"]
     assert found[0][algorithm]["losses"] == pytest.approx(whole, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_steps_inside_the_next_forward_change_no_bit(found: Found) -> None:
+    for rank in found:
+        assert rank["ordered"]["losses"] == rank["in_turn"]["losses"]
+        assert torch.equal(rank["ordered"]["flat"], rank["in_turn"]["flat"])
 
 
 @pytest.mark.slow
