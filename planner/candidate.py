@@ -103,7 +103,7 @@ class Candidate:
     @property
     def reduces_in_backward(self) -> bool:
         """Whether replicas' gradients meet in buckets while the last backward runs."""
-        return self.dp_replicate > 1 and self.dp_shard == 1 and self.pp == 1
+        return self.dp_replicate > 1 and self.shard_ranks == 1 and self.pp == 1
 
     @property
     def num_devices(self) -> int:

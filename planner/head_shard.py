@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,7 +58,8 @@ class Division:
     `noted` hears of every size that the degree must divide, with the column linears it comes
     from; `joined` hears of every whole tensor that meets a shard. Random numbers are drawn inside
     `drawing`. `sealed` marks a tensor that may be asked for its shape and go through column
-    linears, and nothing else.
+    linears, and nothing else. `handlers` are this division's own translations, before those of
+    all; `sums_gradients` is off where whole tensors get their gradients of all ranks later.
     """
 
     ranks: Communicator
@@ -67,11 +68,17 @@ class Division:
     joined: Callable[[torch.Tensor], None] | None = None
     drawing: AbstractContextManager[None] = SHARED
     sealed: bool = False
+    handlers: Mapping[str, Handler] = field(default_factory=dict)
+    sums_gradients: bool = True
 
     @property
     def degree(self) -> int:
         """Number of ranks."""
         return self.ranks.degree
+
+    def own_part(self, whole: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
+        """This rank's chunk of every piece of `dim`."""
+        return slice_piecewise(whole, dim, parts=parts, degree=self.degree, rank=self.ranks.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +127,8 @@ class HeadShard(torch.Tensor):
         arguments = Arguments(name=name, args=list(args), kwargs=dict(kwargs or {}))
         if name in OF_THE_LOCAL:
             return arguments.call(func)
-        handler = HANDLERS.get(name)
+        own = arguments.shards()[0].divided.division.handlers
+        handler = own.get(name) or HANDLERS.get(name)
         if handler is None or any(s.divided.division.sealed for s in arguments.shards()):
             raise arguments.refused("has no divided form here")
         if arguments.draws():
@@ -343,13 +351,7 @@ def whole_operand(
             )
         if operand.shape[-offset] != extent:
             raise arguments.refused(f"does not broadcast with {list(operand.shape)}")
-        return slice_piecewise(
-            meet(operand, layout),
-            -offset,
-            parts=layout.parts,
-            degree=division.degree,
-            rank=division.ranks.rank,
-        )
+        return division.own_part(meet(operand, layout), -offset, layout.parts)
     return meet(operand, layout)
 
 
@@ -359,6 +361,6 @@ def meet(operand: torch.Tensor, layout: Layout) -> torch.Tensor:
     if division.joined is not None:
         division.joined(operand)
         return operand
-    if not operand.requires_grad:
+    if not operand.requires_grad or not division.sums_gradients:
         return operand
     return enter(operand, division.ranks, division.where, keep_gradient=True)

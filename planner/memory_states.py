@@ -34,7 +34,7 @@ def kind_of(problem: Problem, candidate: Candidate) -> str:
     """How data parallelism keeps parameters; as `lower_zero.make_data_parallel` chooses."""
     if problem.trainer.keeps_compute_copy and (candidate.zero < 2 or candidate.dp_shard == 1):
         return COPIED
-    return SHARDED if candidate.dp_shard > 1 or problem.training.is_mixed else WHOLE
+    return SHARDED if candidate.shard_ranks > 1 or problem.training.is_mixed else WHOLE
 
 
 def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans: Spans) -> Parts:

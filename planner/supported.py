@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from sys import maxsize
 
-from claw_plan.planner.candidate import MESH_ORDER, Candidate
+from claw_plan.planner.candidate import CP_COMM_TYPES, MESH_ORDER, Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.schedules import ASYNCHRONOUS, EVERY_SCHEDULE, SCHEDULES
 from claw_plan.profiles.codecs import CODEC_NAMES, CodecError, describe_codec
@@ -34,6 +34,7 @@ def _composition(axes: str, proven_by: str) -> Composition:
 
 
 _PARITY = "tests/executor/test_parity.py"
+_CONTEXT = "tests/executor/test_parity_context.py"
 _EXPERTS = "tests/executor/test_parity_experts.py"
 
 COMPOSITIONS: tuple[Composition, ...] = (
@@ -52,6 +53,9 @@ COMPOSITIONS: tuple[Composition, ...] = (
     _composition("pp dp_shard tp", f"{_PARITY}::pp_dp_shard_tp"),
     _composition("pp dp_replicate tp", f"{_PARITY}::pp_dp_replicate_tp"),
     _composition("pp dp_replicate dp_shard", f"{_PARITY}::pp_hsdp"),
+    _composition("cp", f"{_CONTEXT}::cp"),
+    _composition("dp_shard cp", f"{_CONTEXT}::dp_shard_cp"),
+    _composition("dp_replicate cp", f"{_CONTEXT}::dp_replicate_cp"),
     _composition("dp_replicate ep", f"{_EXPERTS}::dp_replicate_ep"),
     _composition("dp_shard ep", f"{_EXPERTS}::dp_shard_ep"),
     _composition("dp_replicate dp_shard ep", f"{_EXPERTS}::hsdp_ep"),
@@ -61,10 +65,7 @@ COMPOSITIONS: tuple[Composition, ...] = (
     _composition("pp dp_shard ep", f"{_EXPERTS}::pp_dp_shard_ep"),
 )
 
-_ONLY = {
-    "cp": (1, "context parallelism is not executed yet"),
-    "etp": (1, "experts are divided by tp, or shared out by ep"),
-}
+_ONLY = {}
 """Knobs with one value so far, and why."""
 
 _EXCHANGE = "tests/executor/test_replica_exchange.py"
@@ -134,7 +135,8 @@ def knob_refusal(candidate: Candidate) -> str:
 
 def _sharding_refusal(candidate: Candidate) -> str:
     """Why knobs that act together with others have nothing to act on; empty when they do."""
-    blocks, ranks, shard = candidate.recompute_blocks, candidate.reshard_ranks, candidate.dp_shard
+    blocks, ranks = candidate.recompute_blocks, candidate.reshard_ranks
+    shard = candidate.shard_ranks
     if blocks and candidate.recompute == "none":
         return f"recompute_blocks={blocks}: nothing is run again; use recompute=full, or half"
     if candidate.blocks_per_group > 1 and shard == 1:
@@ -155,21 +157,47 @@ def _sharding_refusal(candidate: Candidate) -> str:
     return ""
 
 
+def shares_experts(dp: int, dp_shard: int, ep: int) -> bool:
+    """Whether so many ranks of data parallelism can share experts, in runs of neighbours."""
+    return dp % ep == 0 and (dp_shard % ep == 0 or ep % dp_shard == 0)
+
+
 def _expert_refusal(candidate: Candidate) -> str:
     """Why experts may not be shared out so; empty when they may."""
     ep, shard = candidate.ep, candidate.dp_shard
+    expected = candidate.tp if ep > 1 else 1
+    if candidate.etp != expected:
+        return (
+            f"etp={candidate.etp}: ranks of tensor parallelism hold the same experts; leave etp "
+            f"out, it is {expected} at ep={ep} and tp={candidate.tp}"
+        )
     if ep == 1:
         return ""
-    if candidate.dp % ep or (shard % ep and ep % shard):
+    if not shares_experts(candidate.dp, shard, ep):
         return (
             f"ep={ep}: ranks that see different tokens share experts, so ep divides dp_shard, or "
             f"is a multiple of it that divides dp; here dp_replicate={candidate.dp_replicate}, "
             f"dp_shard={shard}"
         )
-    for name in ("reshard_ranks", "blocks_per_group", "codec", "collective", "buckets"):
+    plain = ("reshard_ranks", "blocks_per_group", "codec", "collective", "buckets", "mesh_order")
+    for name in plain:
         value = getattr(candidate, name)
         if value != getattr(Candidate(), name):
             return f"ep={ep} with {name}={value} is not proven; leave {name} as it is by default"
+    return ""
+
+
+def _context_refusal(candidate: Candidate) -> str:
+    """Why a sequence may not be divided so; empty when it may."""
+    if candidate.cp_comm_type not in CP_COMM_TYPES:
+        return f"cp_comm_type={candidate.cp_comm_type}: use one of {', '.join(CP_COMM_TYPES)}"
+    if candidate.cp == 1:
+        return ""
+    order = candidate.mesh_order
+    if order.index("cp") != order.index("dp_shard") + 1:
+        return "mesh_order: cp shares the states of dp_shard and comes right after it"
+    if candidate.reshard_ranks:
+        return f"reshard_ranks={candidate.reshard_ranks} is not proven with cp; use 0"
     return ""
 
 
@@ -234,6 +262,7 @@ def refusal(candidate: Candidate) -> str:
         knob_refusal(candidate)
         or _sharding_refusal(candidate)
         or _expert_refusal(candidate)
+        or _context_refusal(candidate)
         or _averaging_refusal(candidate)
         or order_refusal(candidate)
     )
@@ -243,6 +272,11 @@ def refusal(candidate: Candidate) -> str:
     proven = next((known for known in COMPOSITIONS if known.axes == axes), None)
     if proven is None:
         return f"{' x '.join(sorted(axes))}: no test proves that this composition trains right"
+    if candidate.schedule in ASYNCHRONOUS and candidate.dp_shard > 1:
+        return (
+            f"schedule={candidate.schedule} keeps two versions of whole parameters, which "
+            "fully_shard does not; use dp_shard=1, dp_replicate instead"
+        )
     if candidate.schedule not in proven.schedules:
         return f"schedule={candidate.schedule} is not proven with {' x '.join(sorted(axes))}"
     return ""
@@ -256,8 +290,3 @@ def can_grow_from(candidate: Candidate) -> bool:
 def proof(candidate: Candidate) -> str:
     """The test that proves the candidate's composition."""
     return next(known.proven_by for known in COMPOSITIONS if known.axes == axes_of(candidate))
-    if candidate.schedule in ASYNCHRONOUS and candidate.dp_shard > 1:
-        return (
-            f"schedule={candidate.schedule} keeps two versions of whole parameters, which "
-            "fully_shard does not; use dp_shard=1, dp_replicate instead"
-        )

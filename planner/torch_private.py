@@ -21,6 +21,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 # The common base of all batch normalisations has no public name.
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,6 +30,7 @@ __all__ = [
     "BatchNorm",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "attend_to_last",
     "current_node",
     "fake_tensor_log",
     "last_sequence_number",
@@ -169,6 +171,19 @@ def without_storage(cls: type, shape: list[int], like: torch.Tensor) -> Any:
 
 # torch's guide to extending it names this context; only torch._C has it.
 below_subclasses = torch._C.DisableTorchFunctionSubclass
+
+
+def attend_to_last(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any
+) -> torch.Tensor:
+    """Causal attention of queries that are the last of the keys' positions, by a device's kernels.
+
+    The public way is the function that was imported first: whoever puts another in its place
+    (a comparison without dropout) gets the bias' storage instead of its meaning.
+    """
+    bias = causal_lower_right(query.shape[-2], key.shape[-2])
+    result: torch.Tensor = CausalBias._dispatch(query, key, value, bias, **settings)
+    return result
 
 
 @contextmanager
