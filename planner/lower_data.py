@@ -44,6 +44,10 @@ ACCUMULATE, GATHER_COPY, REDUCE_COPY = (
 """What autograd and fully_shard call for it, and so how a run's measurements name it."""
 
 
+ACCUMULATED = "accumulate gradients"
+"""The name of its span."""
+
+
 def memory_work(target: str, size_bytes: int, phase: str) -> OpWork:
     """A kernel that moves bytes and is known by its operator's name."""
     return OpWork(
@@ -86,6 +90,7 @@ class DataParallel:
         self._replicate_nodes = group_nodes(candidate, "dp_replicate", per_node)
         self._shard_nodes = shard_nodes(candidate, per_node)
         self._pending_reductions: list[int] = []
+        self._complete: dict[int, list[int]] = {}
         self._has_gradients = False
 
     def begin_forward(self, units: Sequence[int]) -> None:
@@ -111,7 +116,7 @@ class DataParallel:
         if self._has_gradients:
             size = ACCUMULATED_BYTES * self._accumulated_elements()
             cost = self._problem.cost.op(memory_work(ACCUMULATE, size, "backward"))
-            self._streams.run("backward", "accumulate gradients", cost.ns, cost.source)
+            self._streams.run("backward", ACCUMULATED, cost.ns, cost.source)
         self._has_gradients = self._accumulated_elements() > 0
 
     def _accumulated_elements(self) -> int:
@@ -144,6 +149,22 @@ class DataParallel:
             for parameter in self._trained()
             if parameter.tp_dim is None and _lies_within(parameter, last)
         }
+
+    def complete_after(self) -> dict[str, list[int]]:
+        """The tasks that end each trained parameter's gradient, before the step's end begins.
+
+        What is `averaged` or `sequence_parallel` is not complete then.
+        """
+        ends = [*self._pending_reductions, self._streams.last_task]
+        return {
+            parameter.name: self._complete.get(self._run_of(group), ends)
+            for group, parameter in self._parameters
+            if parameter.trainable
+        }
+
+    def _run_of(self, group: int) -> int:
+        """What is reduced together with a group."""
+        return group
 
     def owned_elements(self) -> int:
         """Elements of the gradients that the optimizer of this rank sees."""
@@ -209,6 +230,10 @@ class Sharded(DataParallel):
     def _held(self, parameter: Parameter) -> int:
         ranks = self._candidate.shard_ranks
         return shard_numel(parameter, self._candidate.tp, ranks, self._place)
+
+    @override
+    def _run_of(self, group: int) -> int:
+        return self._run[group].start if group in self._run else group
 
     @override
     def averaged(self, axis: str) -> dict[str, int]:
@@ -352,3 +377,4 @@ class Sharded(DataParallel):
             needs = [task]
         if is_last:  # shards are summed over the replicas once a step
             self._all_reduce(reduced * size.trainable_shard, f"all-reduce {name}", needs)
+            self._complete[group] = self._pending_reductions[-1:] or needs

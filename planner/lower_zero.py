@@ -16,7 +16,13 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.lower_data import ACCUMULATE, DataParallel, Sharded, memory_work
+from claw_plan.planner.lower_data import (
+    ACCUMULATE,
+    ACCUMULATED,
+    DataParallel,
+    Sharded,
+    memory_work,
+)
 from claw_plan.planner.lower_whole import Whole
 from claw_plan.planner.placement import expert_groups, replica_nodes
 from claw_plan.planner.problem import Problem
@@ -126,7 +132,7 @@ class CopiedParameters(DataParallel):
         work = memory_work(ACCUMULATE, size, "backward")
         ns = round(self._problem.cost.op(work).ns * self._trainer.memory_scale)
         if ns:
-            task = self._streams.run("backward", "accumulate gradients", ns)
+            task = self._streams.run("backward", ACCUMULATED, ns)
             self._streams.parts[task] = ({"memory": float(ns)}, 0)
 
     @override

@@ -25,6 +25,7 @@ from claw_plan.planner.mixed.planning import (
 )
 from claw_plan.planner.mixed.score import MixedScored, MixedScorer
 from claw_plan.planner.mixed.share_bound import ShareBounds
+from claw_plan.planner.mixed.utilisation import USEFUL, in_tenths
 from claw_plan.planner.mixed.writer import mixed_of_plan, write_mixed_plan
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import model_of_plan
@@ -228,10 +229,7 @@ def _reasons(answer: MixedAnswer, best: Scored, others: Sequence[Scored]) -> lis
             f"this plan is planned and simulated, but 'claw-plan run' cannot execute plans on "
             f"unlike devices yet; {today}"
         )
-        found.append(
-            f"utilisation {best.utilisation:.0%} of what all devices could compute if none ever "
-            "waited (the batch over the sum of their speeds, over the step)"
-        )
+        found.append(_where_speed_went(best))
         unused = answer.problem.whole.cluster.num_devices - best.num_devices
         if unused:
             found.append(f"{unused} devices are left out: with them no faster plan was found")
@@ -241,6 +239,17 @@ def _reasons(answer: MixedAnswer, best: Scored, others: Sequence[Scored]) -> lis
     else:
         found.append("no way of using unlike devices together may be faster")
     return found
+
+
+def _where_speed_went(best: MixedScored) -> str:
+    shares = in_tenths(best.shares_of_speed)
+    useful = shares.pop(USEFUL)
+    lost = sorted(((share, name) for name, share in shares.items() if share), reverse=True)
+    return (
+        f"utilisation {useful:g} % of what all devices could compute if none ever waited (the "
+        "batch over the sum of their speeds, over the step); lost to "
+        + ", ".join(f"{name} {share:g} %" for share, name in lost)
+    )
 
 
 def simulate_file(path: Path, profile: Path | None = None) -> Scored:

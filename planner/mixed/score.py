@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,10 +13,11 @@ from claw_plan.planner.mixed.kinds import MixedProblem
 from claw_plan.planner.mixed.lower import lower_mixed
 from claw_plan.planner.mixed.plan import MixedCandidate, Pipeline
 from claw_plan.planner.mixed.share_bound import ShareBounds
+from claw_plan.planner.mixed.utilisation import USEFUL, shares_of_speed
 from claw_plan.planner.schedules import rank_of_stage
 from claw_plan.planner.score import Scored, parts_of, sources_of
 from claw_plan.planner.shards import ShardSizes
-from claw_plan.profiles.units import NS_PER_S, s_from_ns
+from claw_plan.profiles.units import s_from_ns
 from claw_plan.simulator.simulate import makespan_ns, simulate
 
 
@@ -26,12 +28,18 @@ class MixedScored(Scored):
     `candidate` and `cuts` are those of the first pipeline's first stage and of the first
     pipeline; `memory` is of every stage of every pipeline. `utilisation` is the least time in
     which the devices of the whole cluster could compute the batch, each at its own best and
-    never waiting, over the step time: B / sum of speeds, which no plan can beat.
+    never waiting, over the step time: B / sum of speeds. `shares_of_speed` says what the rest is
+    lost to (planner.mixed.utilisation).
     """
 
     mixed: MixedCandidate
     kinds: tuple[str, ...]
-    utilisation: float
+    shares_of_speed: Mapping[str, float]
+
+    @property
+    def utilisation(self) -> float:
+        """The useful share of all devices' speed."""
+        return self.shares_of_speed[USEFUL]
 
     @property
     @override
@@ -57,13 +65,6 @@ class MixedScorer:
         """Of each kind's problem."""
         return tuple(ShareBounds(kind.problem) for kind in self.problem.kinds)
 
-    @cached_property
-    def least_time_ns(self) -> float:
-        """The batch over the sum of all devices' speeds."""
-        kinds = zip(self.problem.kinds, self.share_bounds, strict=True)
-        speed = sum(kind.num_devices * bounds.samples_per_s for kind, bounds in kinds)
-        return NS_PER_S * self.problem.whole.training.global_batch / speed
-
     def memory_of(self, kind: int, batch: int) -> MemoryModel:
         """The memory of stages on a kind of device."""
         if (kind, batch) not in self._memory:
@@ -87,7 +88,8 @@ class MixedScorer:
     def score(self, mixed: MixedCandidate) -> MixedScored:
         """In full, with its timeline."""
         held = [self._held(pipeline) for pipeline in mixed.pipelines]
-        timeline = simulate(lower_mixed(self.problem, self.shards, mixed, held).graph)
+        lowered = lower_mixed(self.problem, self.shards, mixed, held)
+        timeline = simulate(lowered.graph)
         whole, step_ns = self.problem.whole, timeline.step_time_ns
         samples_per_s = whole.training.global_batch / s_from_ns(step_ns)
         parts = parts_of(timeline, len(mixed.ranks))
@@ -108,7 +110,9 @@ class MixedScorer:
             timeline=timeline,
             mixed=mixed,
             kinds=self.problem.names,
-            utilisation=self.least_time_ns / step_ns,
+            shares_of_speed=shares_of_speed(
+                self.problem, self.share_bounds, mixed, lowered, timeline
+            ),
         )
 
     def _held(self, pipeline: Pipeline) -> list[HeldMemory]:

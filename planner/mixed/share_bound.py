@@ -44,6 +44,10 @@ class ShareBounds:
         """What one device would compute if it held the whole model and never waited."""
         return NS_PER_S / max(self._rates(1)[0], 1e-9)
 
+    def sample_ns(self, microbatch: int) -> float:
+        """What one device needs for a sample of such a microbatch if it held the whole model."""
+        return self._pass_ns(microbatch, 1)[0] / microbatch
+
     def least_ns(self, share: int) -> int:
         """No plan of the kind takes a step of so many samples in less."""
         if share not in self._least:

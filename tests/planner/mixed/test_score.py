@@ -36,8 +36,8 @@ def test_shares_by_speed_reach_the_bound_of_the_batch_over_all_speeds(
     assert utilisation((32, 32)) == pytest.approx(2 / (1 + ratio), abs=0.004)
     assert utilisation(shares) == pytest.approx(best, abs=0.007)
     sample_ns = 3 * 4_100_000  # forward and two of it backward: 100 + 2 x 1,000 + 2,000 flops
-    least = scorer.least_time_ns
-    assert least == pytest.approx(64 * sample_ns / (4 * (1 + ratio)), rel=1e-4)
+    speeds = [bounds.samples_per_s for bounds in scorer.share_bounds]
+    assert speeds == pytest.approx([1e9 / sample_ns, 1e9 * ratio / sample_ns], rel=1e-4)
 
 
 def test_a_stage_must_fit_in_its_own_kind_of_device(toys, mixed_toys):
