@@ -8,6 +8,7 @@ network may be slower in one direction, and the slower one binds.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -23,7 +24,7 @@ GPU_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 28)
 
 REPLICA_OPS = ("all_reduce", "all_gather", "all_to_all", "send")
 REPLICA_SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-REPLICA_SECONDS = 0.6
+REPLICA_SECONDS = 1.0
 """What replicas may meet by, whatever they met by in a run, and how long each of it may be timed:
 what was measured of one operation tells little of another, above all of small messages."""
 
@@ -56,11 +57,11 @@ def measure_group(
     sizes = sizes_bytes or (GPU_SIZES if device.type == "cuda" else CPU_SIZES)
     found: Samples = {}
     for op in ops:
-        lasted_ns, of_byte_ns = 0, 0.0
+        left_ns = seconds * NS_PER_S
+        known: list[tuple[int, float]] = []
         for size in sizes:
             count = max(_MIN_REPEATS, min(repeats, _BYTES_A_SIZE // size))
-            calls = _WARM_UPS + count
-            if lasted_ns + calls * size * of_byte_ns > seconds * NS_PER_S:
+            if (_WARM_UPS + count) * _expected_ns(size, known) > left_ns:
                 break
             members = len(ranks) if op != "send" else 2
             work = CollectiveWork(
@@ -69,9 +70,21 @@ def measure_group(
             call = _call(op, size, ranks, device, group)
             samples = _slowest(_time(call, count, device, group, op), device, group)
             found[work] = samples
-            lasted_ns += calls * sum(samples) // count
-            of_byte_ns = sum(samples) / count / size
+            left_ns -= (_WARM_UPS + count) * statistics.mean(samples)
+            known.append((size, statistics.mean(samples)))
     return found
+
+
+def _expected_ns(size_bytes: int, known: Sequence[tuple[int, float]]) -> float:
+    """What a size will take: it lies on the line of the two largest (size, ns) before it.
+
+    One alone mostly waited, and the next waits as long.
+    """
+    if len(known) < 2:
+        return sum(ns for _, ns in known)
+    (small, small_ns), (large, large_ns) = known[-2:]
+    of_byte_ns = max(0.0, large_ns - small_ns) / (large - small)
+    return large_ns + of_byte_ns * (size_bytes - large)
 
 
 def measure_replicas(ranks: Sequence[int], nodes: int, group: dist.ProcessGroup) -> Samples:
@@ -83,7 +96,7 @@ def measure_replicas(ranks: Sequence[int], nodes: int, group: dist.ProcessGroup)
         group=group,
         ops=REPLICA_OPS,
         sizes_bytes=REPLICA_SIZES,
-        repeats=8,
+        repeats=6,
         seconds=REPLICA_SECONDS,
     )
 

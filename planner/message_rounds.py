@@ -3,7 +3,8 @@
 `profiles.collective_algorithms` counts each algorithm's rounds; here each round lasts as long as
 the cost model says of its messages, inside nodes and between them, and the whole becomes one
 flow over the link that carries most of it. Of a ring one rank of a node sends to the next node at
-a time, of the other algorithms all of them.
+a time, of the other algorithms all of them. On gloo a rank asks for a message when its round
+begins, so the round waits for the word and then for the message.
 """
 
 from __future__ import annotations
@@ -87,9 +88,10 @@ def _lasts(
         )
     link = max(messages, key=lambda name: messages[name].alone_ns)
     cost, times = messages[link], one.repeats
+    hops = 2 if problem.cluster.backend == "gloo" else 1
     own = inside if link == "intra" else between * senders / local
     flow_ns = cost.alone_ns - cost.latency_ns
-    return link, _Level(times * cost.latency_ns, times * flow_ns, times * own)
+    return link, _Level(times * hops * cost.latency_ns, times * flow_ns, times * own)
 
 
 def added_bytes(algorithm: str, size_bytes: int, ranks: int) -> int:

@@ -1,17 +1,20 @@
-"""A 10M-parameter GPT on four hosts behind slow links: plain data parallelism and 1-bit Adam.
+"""A 10M-parameter GPT on four hosts behind slow links: plans with and without codecs, predicted.
 
 Run (as root): OMP_NUM_THREADS=1 setsid chrt -r 1 python bench/shaped/compression.py
     --folder FOLDER [--write docs/shaped_compression.md]
-(four runs of less than a minute each; `--only` makes a part of them)
+(six minutes; `--only` and `--which` make a part of it, in the order of `STAGES`)
 
-Learns from a run of a smaller model without a codec; plans the 10M one, once as plain
-DistributedDataParallel and once with one bit allowed (`--codecs one_bit`); predicts both, runs
-both, the second from a checkpoint after its warm-up, and writes predicted beside measured.
+Learns from a run of a smaller model without a codec. Plans the 10M one: as plain
+DistributedDataParallel, with another algorithm, with codecs of gradients, and with what planning
+chooses where one bit is allowed (`one_bit`) and where all codecs are (`any`). Writes down what is
+predicted (predicted.json), then runs all, those whose momentum travels from a checkpoint after
+their warm-up, and writes predicted beside measured, the whole step and its parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import signal
@@ -19,14 +22,19 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from hosts import Hosts
 from switch import Port
 
 from claw_plan.executor.learn import learn
+from claw_plan.planner.averaging import averaging, buckets_of
 from claw_plan.planner.candidate import parse_fix
 from claw_plan.planner.plan import load_plan, save_plan
-from claw_plan.planner.planning import PlanningRequest, make_plan, simulate_plan
+from claw_plan.planner.planned import Planned, open_planned
+from claw_plan.planner.planning import PlanningRequest, make_plan
+from claw_plan.planner.supported import OF_MOMENTUM
+from claw_plan.profiles.profile import load_profile
 from claw_plan.profiles.units import NS_PER_MS
 
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 32))
@@ -49,7 +57,19 @@ NEUTRAL = {
 ALL = f"dp_replicate={HOSTS},microbatch_size={BATCH}"
 LEARNT_MODEL = "layers=2, width=192, rows=2039"
 LEARNT = (f"{ALL},codec=none",)
-TESTED = {"plain": f"{ALL},codec=none,bucket_bytes=25000000", "chosen": ALL}
+PLAIN = f"{ALL},codec=none,collective=auto,bucket_bytes=25000000"
+TESTED = {
+    "plain": (PLAIN, ""),
+    "ring": (f"{ALL},codec=none,collective=ring,bucket_bytes=25000000", ""),
+    "doubling": (f"{ALL},codec=none,collective=recursive_doubling,bucket_bytes=25000000", ""),
+    "int8": (f"{ALL},codec=int8", ""),
+    "int4": (f"{ALL},codec=int4", ""),
+    "one_bit": (ALL, "one_bit"),
+    "any": (ALL, "all"),
+}
+"""Pinned knobs, and the codecs that planning may choose."""
+
+STAGES = ("learn", "plan", "predict", "warm-up", "run", "table")
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 
 
@@ -79,8 +99,8 @@ class Bench:
         self.cluster.write_text(cluster_text(options.mbit, options.delay_ms))
         self.profile = self.folder / "cpu.profile"
 
-    def plan(self, name: str, config: str, knobs: str) -> Path:
-        """Plans the model under pinned knobs; codecs are the planner's to choose."""
+    def plan(self, name: str, config: str, knobs: str, codecs: str = "") -> Path:
+        """Plans the model under pinned knobs; all others are the planner's to choose."""
         request = PlanningRequest(
             model=MODEL,
             cluster=str(self.cluster),
@@ -88,7 +108,7 @@ class Bench:
             inputs=INPUTS,
             global_batch=HOSTS * BATCH,
             fix=NEUTRAL | parse_fix(knobs),
-            codecs="one_bit",
+            codecs=codecs,
             profile=self.profile if self.profile.exists() else None,
             output_folder=self.folder,
         )
@@ -99,8 +119,30 @@ class Bench:
         save_plan(made.plan.model_copy(update={"training": training}), path)
         return path
 
+    def predict(self) -> None:
+        """Writes down what the profile says of each plan before any of them has run."""
+        predicted = {}
+        for name in self.options.which:
+            plan = self.folder / f"{name}.yaml"
+            planned = open_planned(plan).under(load_profile(self.profile))
+            predicted[name] = {
+                "step_ms": planned.scored.step_time_ns / NS_PER_MS,
+                "messages_ms": messages_ns(planned) / NS_PER_MS,
+            }
+            print(f"predicted {name}: {predicted[name]['step_ms']:.0f} ms", flush=True)
+        told = self.predicted() | predicted
+        when = {"when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+        (self.folder / "predicted.json").write_text(json.dumps(told | when, indent=1))
+
+    def predicted(self) -> dict[str, Any]:
+        """What was written down."""
+        file = self.folder / "predicted.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
     def warm_up(self, plan: Path) -> None:
-        """The steps before the codec of momentum, on this machine's own network, which is fast."""
+        """The steps before a codec of momentum, on this machine's own network, which is fast."""
+        if load_plan(plan).knobs().codec.partition(":")[0] not in OF_MOMENTUM:
+            return
         command = [str(PROGRAM), "run", str(plan), "--steps", str(self.options.warmup), "--json"]
         command += ["--checkpoint-dir", str(self.warm(plan)), "--runs", str(self.folder / "warm")]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -147,37 +189,66 @@ class Bench:
         found = self.folder.glob(f"{plans}-runs/*/result.json")
         return sorted(result.parent for result in found)
 
-    def steps_ms(self, name: str) -> list[float]:
+    def steps_ms(self, name: str, what: str = "step_time_ms") -> list[float]:
         """Plain steps of all runs of a plan, the first of each left out."""
         times = []
         for run in self.runs_of(name):
             _, *lines = (run / "steps.jsonl").read_text().splitlines()
             steps = [json.loads(line) for line in lines]
-            times += [step["step_time_ms"] for step in steps if step["way"] == "plain"]
+            times += [step[what] for step in steps if step["way"] == "plain"]
         return times
 
     def table(self) -> list[str]:
         """Predicted beside measured, and how many times as fast the chosen plan is."""
-        rows, medians = [], {}
-        for name in TESTED:
-            plan = self.folder / f"{name}.yaml"
-            predicted = simulate_plan(plan, self.profile).step_time_ns / NS_PER_MS
-            times = self.steps_ms(name)
+        rows, medians, errors = [], {}, {}
+        told = self.predicted()
+        for name in (name for name in TESTED if self.runs_of(name)):
+            predicted, times = told[name]["step_ms"], self.steps_ms(name)
             medians[name] = statistics.median(times)
-            knobs = load_plan(plan).knobs()
-            buckets = len(knobs.buckets) or f"of {knobs.bucket_bytes / 1e6:g} MB"
+            errors[name] = predicted / medians[name] - 1
+            knobs = load_plan(self.folder / f"{name}.yaml").knobs()
             rows.append(
-                f"| {name} | {knobs.codec} | {knobs.collective} | {buckets} | {predicted:.0f} "
+                f"| {name} | {knobs.codec} | {knobs.collective} | {predicted:.0f} "
                 f"| {medians[name]:.0f} ({min(times):.0f} to {max(times):.0f}, {len(times)} steps)"
-                f" | {predicted / medians[name] - 1:+.0%} |"
+                f" | {errors[name]:+.0%} | {medians['plain'] / medians[name]:.1f} |"
             )
+        worst = max(errors, key=lambda name: abs(errors[name]))
         return [
-            "| plan | codec | collective | buckets | predicted ms | measured ms | error |",
-            "|---|---|---|---|--:|--:|--:|",
+            f"Predicted {told['when']}, before any of these plans ran.",
+            "",
+            "| plan | codec | collective | predicted ms | measured ms | error | times as fast |",
+            "|---|---|---|--:|--:|--:|--:|",
             *rows,
             "",
-            f"The chosen plan's step is {medians['plain'] / medians['chosen']:.1f} times as fast.",
+            f"Worst: {worst}, {errors[worst]:+.1%}.",
+            "",
+            "| plan | predicted: messages | all else | measured: processor time | all else |",
+            "|---|--:|--:|--:|--:|",
+            *(self._parts_row(name, told[name], medians[name]) for name in errors),
         ]
+
+    def _parts_row(self, name: str, told: dict[str, float], median_ms: float) -> str:
+        """Ranks that share a core compute one after the other."""
+        sharing = max(1, HOSTS // (os.cpu_count() or 1))
+        busy_ms = sharing * statistics.median(self.steps_ms(name, "process_time_ms"))
+        return (
+            f"| {name} | {told['messages_ms']:.0f} | {told['step_ms'] - told['messages_ms']:.0f} "
+            f"| {busy_ms:.0f} | {median_ms - busy_ms:.0f} |"
+        )
+
+
+def messages_ns(planned: Planned) -> int:
+    """What the replicas' messages take in a step by themselves, one after the other."""
+    problem, candidate = planned.problem, planned.candidate
+    held = [
+        (parameter, parameter.numel)
+        for parameter in problem.graph.parameters
+        if parameter.trainable
+    ]
+    units = range(len(problem.graph.units))
+    buckets = buckets_of(held, units, candidate, problem.training.optimizer)
+    means = (averaging(problem, candidate, bucket.elements) for bucket in buckets)
+    return sum(phase.cost.alone_ns for mean in means for phase in mean.phases)
 
 
 def _write(page: Path, lines: list[str]) -> None:
@@ -190,9 +261,7 @@ def _write(page: Path, lines: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument(
-        "--only", choices=("learn", "plan", "warm-up", "run", "table"), help="default: all of them"
-    )
+    parser.add_argument("--only", choices=STAGES, help="default: all of them")
     parser.add_argument("--which", choices=TESTED, nargs="+", default=[*TESTED])
     parser.add_argument("--mbit", type=float, default=200.0)
     parser.add_argument("--delay-ms", type=float, default=0.2, help="one way, host to switch")
@@ -202,17 +271,22 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are taken down on the way
     bench = Bench(options)
-    if options.only in (None, "learn"):
+    stages = (options.only,) if options.only else STAGES
+    plans = [bench.folder / f"{name}.yaml" for name in options.which]
+    if "learn" in stages:
         bench.learn()
-    if options.only in (None, "plan"):
+    if "plan" in stages:
         for name in options.which:
-            bench.plan(name, "", TESTED[name])
-    if options.only in (None, "warm-up"):
-        bench.warm_up(bench.folder / "chosen.yaml")
-    if options.only in (None, "run"):
-        for name in options.which:
-            bench.run(bench.folder / f"{name}.yaml")
-    if all(bench.runs_of(name) for name in TESTED):
+            bench.plan(name, "", *TESTED[name])
+    if "predict" in stages:
+        bench.predict()
+    if "warm-up" in stages:
+        for plan in plans:
+            bench.warm_up(plan)
+    if "run" in stages:
+        for plan in plans:
+            bench.run(plan)
+    if "table" in stages:
         table = bench.table()
         print("\n".join(table))
         if options.write:

@@ -44,6 +44,11 @@ def test_between_nodes_one_rank_of_a_ring_sends_and_all_of_a_hierarchy(toys):
     assert both.alone_ns == pytest.approx(expected, abs=20)
 
 
+def test_on_gloo_a_round_waits_for_the_word_too(toys):
+    cost = all_reduce_by(toys.problem(cluster=toys.cluster(kind="cpu")), "ring", 4096, 4, 1)
+    assert cost.latency_ns == 6 * 2 * A_NS
+
+
 def test_what_is_added_up():
     """Three of four parts once each; in a tree the whole buffer at both levels."""
     assert added_bytes("ring", 4096, 4) == 12 * 1024 * 3 // 4

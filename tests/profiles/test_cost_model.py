@@ -164,9 +164,9 @@ def test_ranks_on_some_nodes_meet_only_their_links(tmp_path: Path) -> None:
     assert fast.collective(send).alone_ns == 2_000_000 + 40_000_000  # 1 MB at 25 MB/s
     assert slow.collective(send).alone_ns == 2_000_000 + 160_000_000
     ring = CollectiveWork(op="all_reduce", bytes=3 * 10**6, group_size=3, nodes=3, backend="gloo")
-    # 2 (n-1)/n of the bytes leave each host; each of n-1 steps waits five times for the wire.
-    assert fast.collective(ring).alone_ns == 2 * 5 * 2_000_000 + 160_000_000
-    assert slow.collective(ring).alone_ns == 2 * 5 * 2_000_000 + 640_000_000
+    # 2 (n-1)/n of the bytes leave each host; both passes wait n times for a hop.
+    assert fast.collective(ring).alone_ns == 2 * 3 * 2_000_000 + 160_000_000
+    assert slow.collective(ring).alone_ns == 2 * 3 * 2_000_000 + 640_000_000
     assert (
         costs.collective(ring)
         == slow.collective(ring)
