@@ -30,11 +30,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.gradients import local, reduce_gradients
-from claw_plan.executor.mesh import EXPERT_REPLICATE, EXPERT_SHARD, Mesh
+from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.reached import leave_unreached
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.expert_parallel import ExpertCall, hold_part
 from claw_plan.planner.graph import ExpertRule
+from claw_plan.planner.placement import EXPERT_REPLICATE, EXPERT_SHARD
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_stages import block_pattern
 
@@ -233,6 +234,12 @@ class ExpertParallel:
         gradients = [local(p.grad) for p in trained if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1 / self.ranks["ep"].size())
+
+    def groups(self) -> dict[str, dist.ProcessGroup]:
+        """This rank's group of each axis of the experts' own."""
+        return {
+            axis: self.ranks.get_group(axis) for axis in ("ep", EXPERT_SHARD, EXPERT_REPLICATE)
+        }
 
     def counts_here(self) -> bool:
         """Whether no earlier rank holds the same part."""

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.placement import EXPERT_REPLICATE, EXPERT_SHARD
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes the executor knows; the order over the devices is the candidate's. Context parallelism
@@ -20,19 +21,20 @@ has an axis where a plan uses it alone: every group of gloo's costs a thread."""
 SHARDED = "dp_shard_cp"
 """The axis of all ranks that share states where cp is used, as torchtitan calls it."""
 
-EXPERT_REPLICATE, EXPERT_SHARD = "expert_replicate", "expert_shard"
-"""The axes of ranks that hold the same experts: in whole, and in shards."""
-
 NEAR = "near"
 """The axis of neighbours on dp_shard that keep parameters together between passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """A DeviceMesh of `AXES` and the indices of this rank on each."""
+    """A DeviceMesh of `AXES` and the indices of this rank on each.
+
+    `meets_apart` where replicas of shards meet outside of FSDP.
+    """
 
     device_mesh: DeviceMesh
     sizes: dict[str, int]
+    meets_apart: bool = False
 
     def index(self, axis: str) -> int:
         """This rank's place on the axis."""
@@ -85,7 +87,8 @@ class Mesh:
         mesh, shard = self.device_mesh, "dp_shard"
         if "cp" in self.sizes:
             mesh, shard = self._joined(), SHARDED
-        return mesh[shard] if self.sizes["dp_replicate"] == 1 else mesh["dp_replicate", shard]
+        is_alone = self.sizes["dp_replicate"] == 1 or self.meets_apart
+        return mesh[shard] if is_alone else mesh["dp_replicate", shard]
 
     def _joined(self) -> DeviceMesh:
         """dp_shard and cp as one axis; cp lies just inside dp_shard."""
@@ -117,7 +120,8 @@ def make_mesh(candidate: Candidate, device_type: str) -> Mesh:
             f"the plan needs {math.prod(sizes.values())} ranks ({product}), but {world} were "
             f"started; start as many, or plan again for {world} devices"
         )
-    return Mesh(device_mesh=_device_mesh(device_type, sizes), sizes=sizes)
+    device_mesh = _device_mesh(device_type, sizes)
+    return Mesh(device_mesh=device_mesh, sizes=sizes, meets_apart=candidate.codec != "none")
 
 
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[str, DeviceMesh]] = WeakKeyDictionary()

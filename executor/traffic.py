@@ -129,6 +129,9 @@ def traffic_counter(compiled: ParallelModel) -> TrafficCounter:
     }
     if isinstance(compiled.module, Replicas):
         groups[str(compiled.module.group.group_name)] = "dp_replicate"
+    if compiled.experts is not None:
+        own = compiled.experts.groups().items()
+        groups |= {str(group.group_name): axis for axis, group in own}
     if world is not None:
         groups[str(world.group_name)] = group_of(WORLD, compiled.knobs)
     return TrafficCounter(groups)

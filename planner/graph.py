@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import gcd
 from typing import NamedTuple
+
+from claw_plan.planner.candidate import ALL_GATHER
 
 PLAIN, TENSOR, SEQUENCE = "plain", "tensor", "sequence"
 """The variants of a unit's cost: no tensor parallelism, with it, and with sequence parallelism."""
@@ -99,7 +102,8 @@ class Parameter:
     `names` are all fully qualified names that hold it; `units` the indices of units that use it;
     `tp_dim` the dimension tensor parallelism divides, None where every rank holds the whole;
     `partial_dims` say otherwise for some degrees, as (degree, dimension or None).
-    `is_expert` where expert parallelism divides it: its replicas are fewer than others'.
+    `is_expert` where expert parallelism divides it: its replicas are fewer than others', by
+    `shared_by` where ranks of data parallelism alone share the experts.
     `arrival` orders the parameters of a unit by when the backward completes their gradients.
     """
 
@@ -110,6 +114,7 @@ class Parameter:
     units: tuple[int, ...]
     tp_dim: int | None = None
     is_expert: bool = False
+    shared_by: int = 1
     arrival: int = 0
     partial_dims: tuple[tuple[int, int | None], ...] = ()
 
@@ -193,11 +198,13 @@ class ModelGraph:
     `costs[variant][structure]` is a UnitCost; `tensor` and `sequence` are absent when no
     tensor-parallel pair was found, with the reason in `no_tensor_parallel`. `tp_divides` is the
     number every degree must divide, but for those of `partial`, at which only these rules apply
-    and `costs` of the variant 'tensor@degree' hold. `cut_refused` maps a unit index to the reason
-    why no pipeline cut may lie before it. `seq_len` is None for models without a sequence.
-    `launches_per_op` is how many kernels the host launches for one that was traced: 1, unless the
-    trace stands for a program that it leaves small kernels out of. `assumptions` are sentences
-    the report prints.
+    and `costs` of the variant 'tensor@degree' hold. `ep` ranks share the experts, whose
+    parameters are then a rank's part (`planner.expert_graph`); `cp` ranks share each sequence, and
+    costs are then a rank's part (`planner.trace_context`). `cut_refused` maps a unit index to
+    the reason why no pipeline cut may lie before it. `seq_len` is None for models without a
+    sequence. `launches_per_op` is how many kernels the host launches for one that was traced: 1,
+    unless the trace stands for a program that it leaves small kernels out of. `assumptions` are
+    sentences the report prints.
     """
 
     name: str
@@ -208,9 +215,14 @@ class ModelGraph:
     costs: Mapping[str, tuple[UnitCost, ...]]
     tensor_parallel: tuple[TensorParallelRule, ...] = ()
     vocabulary_parallel: tuple[TensorParallelRule, ...] = ()
+    expert_parallel: tuple[ExpertRule, ...] = ()
     no_tensor_parallel: str = ""
+    no_expert_parallel: str = ""
     no_sequence_parallel: str = ""
     tp_divides: int = 1
+    ep: int = 1
+    cp: int = 1
+    cp_comm_type: str = ALL_GATHER
     partial: Mapping[int, tuple[TensorParallelRule, ...]] = field(default_factory=dict)
     cut_refused: Mapping[int, str] = field(default_factory=dict)
     seq_len: int | None = None
@@ -222,7 +234,12 @@ class ModelGraph:
     @cached_property
     def num_parameters(self) -> int:
         """Elements of all parameters, tied ones once."""
-        return sum(parameter.numel for parameter in self.parameters)
+        return sum(parameter.numel * parameter.shared_by for parameter in self.parameters)
+
+    @property
+    def ep_divides(self) -> int:
+        """The number of experts that every ep must divide; 1 without experts to share."""
+        return gcd(*(rule.experts for rule in self.expert_parallel)) or 1
 
     @property
     def blocks(self) -> tuple[Unit, ...]:

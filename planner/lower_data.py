@@ -16,9 +16,17 @@ from typing_extensions import override
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Parameter
 from claw_plan.planner.offload import host_step_ns
-from claw_plan.planner.placement import group_nodes, near_nodes, shard_nodes
+from claw_plan.planner.placement import (
+    EXPERT_REPLICATE,
+    EXPERT_SHARD,
+    expert_shards,
+    group_nodes,
+    near_nodes,
+    shard_nodes,
+)
 from claw_plan.planner.problem import STORED_BYTES, Problem, optimizer_work
 from claw_plan.planner.shards import (
+    EXPERTS,
     FIRST,
     ROOT,
     GroupSize,
@@ -27,6 +35,7 @@ from claw_plan.planner.shards import (
     joined,
     local_numel,
     runs_of,
+    said_of,
     shard_numel,
 )
 from claw_plan.planner.stage_streams import StageStreams
@@ -89,6 +98,7 @@ class DataParallel:
         per_node = problem.devices_per_node
         self._replicate_nodes = group_nodes(candidate, "dp_replicate", per_node)
         self._shard_nodes = shard_nodes(candidate, per_node)
+        self._expert_ranks = expert_shards(candidate, per_node)
         self._pending_reductions: list[int] = []
         self._complete: dict[int, list[int]] = {}
         self._has_gradients = False
@@ -188,19 +198,18 @@ class DataParallel:
         self._streams.wait_for(self._pending_reductions)
         self._pending_reductions = []
 
-    def _all_reduce(self, size_bytes: int, name: str, needs: Sequence[int]) -> None:
-        """Over dp_replicate, beside the computation where the library can."""
-        if self._candidate.dp_replicate == 1 or not size_bytes:
+    def _all_reduce(
+        self, size_bytes: int, name: str, needs: Sequence[int], *, experts: bool = False
+    ) -> None:
+        """Over replicas, beside the computation where the library can."""
+        axis, ranks = "dp_replicate", (self._candidate.dp_replicate, self._replicate_nodes)
+        if experts:
+            axis, ranks = EXPERT_REPLICATE, self._expert_ranks[1]
+        if ranks[0] == 1 or not size_bytes:
             return
-        cost = self._problem.collective(
-            "all_reduce",
-            size_bytes,
-            self._candidate.dp_replicate,
-            self._replicate_nodes,
-            by_data=True,
-        )
+        cost = self._problem.collective("all_reduce", size_bytes, *ranks, by_data=True)
         task = self._streams.background(
-            self._streams.reduce, "dp_comm", name, cost, 0, needs, axis="dp_replicate"
+            self._streams.reduce, "dp_comm", name, cost, 0, needs, axis=axis
         )
         self._pending_reductions.append(task)
 
@@ -255,6 +264,8 @@ class Sharded(DataParallel):
     @override
     def before_unit(self, unit: int, backward: bool) -> None:
         self._wait_for_gather(self._run[unit].start)
+        if EXPERTS - unit in self._groups:
+            self._wait_for_gather(EXPERTS - unit)
 
     def _wait_for_gather(self, group: int) -> None:
         """The gather may start once the run two before has run: one is fetched ahead."""
@@ -270,10 +281,10 @@ class Sharded(DataParallel):
         self._streams.wait_for([task])
 
     def _gather(self, group: int, size: GroupSize, needs: Sequence[int]) -> int:
-        problem, shard = self._problem, self._candidate.shard_ranks
+        problem, (axis, shard, nodes) = self._problem, self._shard_group(group)
         compute, is_near = problem.training.compute_bytes, group in self._near
         self._near.discard(group)
-        name = "gather root" if group == ROOT else f"gather unit {group}"
+        name = f"gather {said_of(group)}"
         # Cast the shard into the gather's buffer, then copy each parameter out of it.
         cast_ns = problem.memory_op_ns((STORED_BYTES + compute) * size.shard)
         if shard == 1:
@@ -282,13 +293,19 @@ class Sharded(DataParallel):
             cast_ns = problem.memory_op_ns(2 * compute * self._near_elements(size))
         copied = memory_work(GATHER_COPY, 2 * compute * size.whole, "forward")
         copy_ns = cast_ns + problem.cost.op(copied).ns
-        ranks, nodes = self._near_ranks if is_near else (shard, self._shard_nodes)
+        ranks, nodes = self._near_ranks if is_near else (shard, nodes)
         cost = problem.collective(
             "all_gather", compute * size.shard * shard, ranks, nodes, by_data=True
         )
         return self._streams.background(
-            self._streams.gather, "dp_comm", name, cost, copy_ns, needs, axis="dp_shard"
+            self._streams.gather, "dp_comm", name, cost, copy_ns, needs, axis=axis
         )
+
+    def _shard_group(self, group: int) -> tuple[str, int, int]:
+        """Axis, ranks and nodes of those that shard a group."""
+        if group <= EXPERTS:
+            return (EXPERT_SHARD, *self._expert_ranks[0])
+        return "dp_shard", self._candidate.shard_ranks, self._shard_nodes
 
     def _near_elements(self, size: GroupSize) -> int:
         """What a rank keeps of a group between passes."""
@@ -304,7 +321,7 @@ class Sharded(DataParallel):
         if unit != run[-1]:
             return
         if self._candidate.zero == 3:
-            self._gathered.discard(run.start)
+            self._gathered -= {run.start, EXPERTS - unit}
             self._keep_near(run.start)
         self._marks.append(self._streams.last_task)
 
@@ -322,9 +339,10 @@ class Sharded(DataParallel):
             return
         self._marks.append(self._streams.last_task)
         if self._reduces(is_last):
+            self._reduce(EXPERTS - unit, is_last)
             self._reduce(unit, is_last)
         if self._frees(is_last):
-            self._gathered.discard(unit)
+            self._gathered -= {unit, EXPERTS - unit}
 
     @override
     def end_backward(self, is_last: bool) -> None:
@@ -351,10 +369,11 @@ class Sharded(DataParallel):
         size = self._groups.get(group, GroupSize())
         if not size.trainable_whole:
             return
-        problem, shard, streams = self._problem, self._candidate.shard_ranks, self._streams
+        problem, streams = self._problem, self._streams
+        axis, shard, nodes = self._shard_group(group)
         reduced = problem.trainer.gradient_bytes
         compute = problem.training.compute_bytes
-        name = "root" if group == ROOT else f"unit {group}"
+        name = said_of(group)
         # Copy (and cast) the gradients into the reduction's buffer.
         copied = memory_work(REDUCE_COPY, (compute + reduced) * size.trainable_whole, "backward")
         copy_ns = problem.cost.op(copied).ns
@@ -363,18 +382,14 @@ class Sharded(DataParallel):
             self._copy(f"cast gradients {name}", copy_ns, ())
             needs = [streams.last_task]
         else:
-            cost = problem.collective(
-                "reduce_scatter",
-                reduced * size.trainable_shard * shard,
-                shard,
-                self._shard_nodes,
-                by_data=True,
-            )
+            whole_bytes = reduced * size.trainable_shard * shard
+            cost = problem.collective("reduce_scatter", whole_bytes, shard, nodes, by_data=True)
             task = streams.background(
-                streams.reduce, "dp_comm", f"reduce {name}", cost, copy_ns, needs, axis="dp_shard"
+                streams.reduce, "dp_comm", f"reduce {name}", cost, copy_ns, needs, axis=axis
             )
             self._pending_reductions.append(task)
             needs = [task]
         if is_last:  # shards are summed over the replicas once a step
-            self._all_reduce(reduced * size.trainable_shard, f"all-reduce {name}", needs)
+            size_bytes = reduced * size.trainable_shard
+            self._all_reduce(size_bytes, f"all-reduce {name}", needs, experts=group <= EXPERTS)
             self._complete[group] = self._pending_reductions[-1:] or needs

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from claw_plan.planner.lower_data import DataParallel
-from claw_plan.planner.placement import group_nodes
+from claw_plan.planner.placement import EXPERT_REPLICATE, expert_shards, group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.stage_streams import StageStreams, View
 from claw_plan.profiles.cost import CollectiveCost
@@ -77,7 +77,7 @@ class StepEnd:
         """Means over replicas that are left to the step's end, sums over divided sequences."""
         for stage in rank.stages:
             stage.wait_for_reductions()
-        for axis in ("dp_shard", "dp_replicate"):
+        for axis in ("dp_shard", "dp_replicate", EXPERT_REPLICATE):
             sizes = _joined(stage.averaged(axis) for stage in rank.stages)
             self._all_reduce(rank, "dp_comm", f"gradients over {axis}", axis, sizes)
         sizes = _joined(stage.sequence_parallel() for stage in rank.stages)
@@ -87,8 +87,11 @@ class StepEnd:
         self, rank: RankEnd, kind: str, name: str, axis: str, sizes: Sequence[int]
     ) -> None:
         problem, candidate, _ = rank.view
-        degree = getattr(candidate, axis)
-        nodes = group_nodes(candidate, axis, problem.devices_per_node)
+        if axis == EXPERT_REPLICATE:
+            degree, nodes = expert_shards(candidate, problem.devices_per_node)[1]
+        else:
+            degree = getattr(candidate, axis)
+            nodes = group_nodes(candidate, axis, problem.devices_per_node)
         for size in bucket_sizes(sizes, candidate.bucket_bytes) if degree > 1 else ():
             cost = problem.collective("all_reduce", size, degree, nodes, by_data=axis != "tp")
             rank.streams.exchange(kind, name, cost, axis=axis)

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from claw_plan.planner.averaging import AFTER_ALL, AXIS, Averaging, averaging, buckets_of
 from claw_plan.planner.lower_data import DataParallel
+from claw_plan.planner.placement import EXPERT_REPLICATE
 
 
 class Whole(DataParallel):
@@ -20,15 +21,21 @@ class Whole(DataParallel):
 
     @override
     def averaged(self, axis: str) -> dict[str, int]:
+        if axis == EXPERT_REPLICATE:
+            return {p.name: self._held(p) for p in self._trained() if p.shared_by > 1}
         late = axis == AXIS and self._candidate.pp > 1
-        return self.trained() if late else {}
+        return {p.name: self._held(p) for p in self._trained() if p.shared_by == 1} if late else {}
 
     @override
     def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
         replicated = self._candidate.dp_replicate > 1
         self.by_unit = replicated and is_last and self._candidate.pp == 1
         if self.by_unit:
-            held = [(parameter, self._held(parameter)) for parameter in self._trained()]
+            held = [
+                (parameter, self._held(parameter))
+                for parameter in self._trained()
+                if parameter.shared_by == 1
+            ]
             own = range(self._start, self._stop)
             optimizer = self._problem.training.optimizer
             self._buckets = buckets_of(held, own, self._candidate, optimizer)

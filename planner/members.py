@@ -20,7 +20,14 @@ from claw_plan.planner.placement import outcome, stride_of, tp_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import SCHEDULES
 from claw_plan.planner.shards import local_numel
-from claw_plan.planner.supported import ALGORITHMS, OF_MOMENTUM, OFFLOAD, order_refusal, refusal
+from claw_plan.planner.supported import (
+    ALGORITHMS,
+    OF_MOMENTUM,
+    OFFLOAD,
+    order_refusal,
+    refusal,
+    shares_experts,
+)
 
 BLOCKS_PER_GROUP = (1, 2, 4)
 """Blocks that are gathered together; more of them are offered by --fix."""
@@ -99,7 +106,7 @@ class Members:
         self._laid = cache(self._find_laid)
         self._counted = cache(self._count)
         pinned = fix.get("mesh_order")
-        several = refines and not problem.trainer.keeps_compute_copy
+        several = refines and not problem.trainer.keeps_compute_copy and problem.graph.ep == 1
         self.orders = (pinned,) if pinned else ORDERS if several else ORDERS[:1]
 
     def blocks_of_a_stage(self, stages: int) -> int:
@@ -210,6 +217,7 @@ class Members:
             shard
             for shard in divisors(dp)
             if self._pinned("dp_shard", shard) and self._pinned("dp_replicate", dp // shard)
+            if shares_experts(dp, shard, self._problem.graph.ep)
         ]
 
     def _find_gatherings(
@@ -220,7 +228,7 @@ class Members:
         Neighbours on dp_shard are so many devices apart.
         """
         ranks, blocks = [0], [1]
-        if shard > 1 and not self._problem.trainer.keeps_compute_copy:
+        if shard > 1 and not self._problem.trainer.keeps_compute_copy and not self._shares:
             near = self._near(stride, shard) if self._refines else 0
             ranks.append(self._fix.get("reshard_ranks") or near)
             some = BLOCKS_PER_GROUP if self._refines else (1,)
@@ -252,6 +260,7 @@ class Members:
         base = Candidate(
             pp=1 + pipelined, tp=tp, dp_shard=shard, dp_replicate=replicas,
             offload=offload, bucket_bytes=self._fix.get("bucket_bytes", BUCKETS[0]),
+            **self._shared(tp),
         )  # fmt: skip
         plain = {name: getattr(base, name) for name in ("bucket_bytes", "collective", "codec")}
         choices, clips = [plain], self._problem.training.clip_norm is not None
@@ -312,6 +321,7 @@ class Members:
             dp_shard=1 + sharded,
             dp_replicate=1 + replicated,
             stages_per_rank=stages,
+            **({"ep": 2, "etp": 1 + divided} if self._shares else {}),
         )
         is_plain = schedule == "1F1B" and pipelined and several
         schedules = ("1F1B", "GPipe") if is_plain else (schedule,)
@@ -340,6 +350,15 @@ class Members:
         if pinned is not None:
             return [pinned]
         return [Candidate().offload] if self._problem.device.kind == "cpu" else list(OFFLOAD)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether ranks share experts."""
+        return self._problem.graph.ep > 1
+
+    def _shared(self, tp: int) -> dict[str, int]:
+        """The knobs that say so."""
+        return {"ep": self._problem.graph.ep, "etp": tp} if self._shares else {}
 
     def _pinned(self, knob: str, value: Any) -> bool:
         return knob not in self._fix or self._fix[knob] == value

@@ -31,7 +31,7 @@ from claw_plan.planner.memory_states import (
 from claw_plan.planner.memory_units import UnitMemory, together, unit_memory
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.schedules import Held, held_by_rank, stages_of_rank
-from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes, runs_of
+from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes, of_unit, runs_of
 from claw_plan.profiles.cluster import Node
 
 
@@ -251,7 +251,7 @@ class MemoryModel:
         degree = 1 if kind_of(self.problem, candidate) == COPIED else candidate.shard_ranks
         groups = self.shards.groups(start, stop, tp, degree)
         units = self.units(candidate, start, stop)
-        sizes = [groups.get(unit, GroupSize()) for unit in range(start, stop)]
+        sizes = [of_unit(groups, unit) for unit in range(start, stop)]
         if candidate.blocks_per_group > 1:
             units, sizes = self._in_runs(candidate, start, stop, units, sizes)
         return Chunk(

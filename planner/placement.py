@@ -12,6 +12,9 @@ from functools import cache
 
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
 
+EXPERT_SHARD, EXPERT_REPLICATE = "expert_shard", "expert_replicate"
+"""The axes of ranks that hold the same experts: in shards, and in whole."""
+
 
 def stride_of(candidate: Candidate, axis: str) -> int:
     """Devices between neighbours on the axis."""
@@ -68,6 +71,22 @@ def expert_groups(candidate: Candidate, devices_per_node: int) -> tuple[tuple[in
     return (
         (candidate.ep, _nodes(candidate.num_devices, candidate.ep, stride, devices_per_node)),
         (replicas, _nodes(candidate.num_devices, replicas, each, devices_per_node)),
+    )
+
+
+def expert_shards(candidate: Candidate, devices_per_node: int) -> tuple[tuple[int, int], ...]:
+    """(ranks, nodes) of those that shard the same experts, and of those that replicate the shards.
+
+    Where ep is at most dp_shard, all of an ep group's ranks lie on dp_shard, and what is left of
+    it shards.
+    """
+    shards = max(1, candidate.dp_shard // candidate.ep)
+    stride = candidate.ep * candidate.etp
+    replicas = max(1, candidate.dp // (candidate.ep * shards))
+    devices = candidate.num_devices
+    return (
+        (shards, _nodes(devices, shards, stride, devices_per_node)),
+        (replicas, _nodes(devices, replicas, stride * shards, devices_per_node)),
     )
 
 

@@ -16,6 +16,7 @@ from claw_plan.planner.errors import PlanError
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.plan import Plan
+from claw_plan.planner.plan_names import expert_rules
 from claw_plan.planner.plan_stages import stage_spans
 from claw_plan.planner.schedules import rank_of_stage, schedule_refusal
 from claw_plan.planner.supported import refusal
@@ -76,6 +77,11 @@ def check_against_model(graph: ModelGraph, candidate: Candidate, plan: Plan) -> 
             f"candidate.tp is {candidate.tp}, which does not divide {graph.tp_divides} "
             "(the common divisor of the model's head counts)"
         )
+    shared = {rule.modules for rule in plan.expert_parallel}
+    expected_experts = {rule.modules for rule in expert_rules(graph, candidate.ep)}
+    if shared != expected_experts:
+        named = ", ".join(sorted(expected_experts)) or "none"
+        raise PlanError(f"expert_parallel must name those modules that planning shares: {named}")
     if candidate.sequence_parallel and candidate.tp in graph.partial:
         raise PlanError(
             f"candidate.sequence_parallel needs a degree that divides {graph.tp_divides}, but "
@@ -201,11 +207,13 @@ def _stages(plan: Plan, candidate: Candidate) -> Iterator[str]:
 def _derived(plan: Plan, candidate: Candidate) -> Iterator[str]:
     if candidate.tp > 1 and not plan.tensor_parallel:
         yield f"candidate.tp is {candidate.tp}, but tensor_parallel holds no rule"
+    if candidate.ep > 1 and not plan.expert_parallel:
+        yield f"candidate.ep is {candidate.ep}, but expert_parallel holds no rule"
     for index, shard in enumerate(plan.sharding):
         if shard.zero != candidate.zero:
             yield f"sharding[{index}].zero is {shard.zero}, candidate.zero {candidate.zero}"
     for index, used in enumerate(plan.communication):
-        if getattr(candidate, used.axis, 1) == 1 or used.axis not in MESH_ORDER:
+        if getattr(candidate, used.axis, 1) == 1 or used.axis not in (*MESH_ORDER, "ep"):
             yield f"communication[{index}].axis is {used.axis!r}, which the candidate does not use"
         if (used.algorithm, used.codec) != (candidate.collective, candidate.codec):
             yield f"communication[{index}] differs from candidate.collective and candidate.codec"

@@ -26,6 +26,7 @@ from claw_plan.planner.plan import (
     PlanTraining,
     candidate_mapping,
 )
+from claw_plan.planner.plan_names import block_patterns, expert_rules
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import rank_of_stage
 from claw_plan.planner.score import Scored
@@ -101,6 +102,7 @@ def write_plan(
         ],
         tied=_ties(graph, scored),
         tensor_parallel=_tensor_parallel(graph, candidate.tp) if candidate.tp > 1 else [],
+        expert_parallel=expert_rules(graph, candidate.ep),
         sharding=_sharding(graph, candidate) if candidate.dp_shard > 1 else [],
         communication=_communication(graph, candidate),
         prediction=predict(scored, profile, search, problem.trainer).model_copy(
@@ -163,23 +165,11 @@ def _run_key(entry: tuple[int, str]) -> tuple[str | None, int]:
     return prefix, int(number) - position
 
 
-def _block_patterns(graph: ModelGraph, structures: Sequence[int]) -> list[str]:
-    """'h[*]' for every container whose blocks all have one of the structures, else the blocks."""
-    wanted = [b for b in graph.blocks if not structures or b.structure in structures]
-    others = {b.name.rpartition(".")[0] for b in graph.blocks if b not in wanted}
-    patterns: dict[str, None] = {}
-    for block in wanted:
-        prefix, _, number = block.name.rpartition(".")
-        is_all = number.isdecimal() and prefix and prefix not in others
-        patterns[f"{prefix}[*]" if is_all else block.name] = None
-    return list(patterns)
-
-
 def _tensor_parallel(graph: ModelGraph, tp: int) -> list[PlanTensorParallel]:
     inside = [
         _rule(rule, f"{pattern}.{rule.module}" if rule.module else pattern)
         for rule in graph.rules_at(tp)
-        for pattern in _block_patterns(graph, rule.structures)
+        for pattern in block_patterns(graph, rule.structures)
     ]
     return inside + [_rule(rule, rule.module) for rule in graph.vocabulary_parallel]
 
@@ -196,8 +186,7 @@ def _rule(rule: TensorParallelRule, modules: str) -> PlanTensorParallel:
 
 def _sharding(graph: ModelGraph, candidate: Candidate) -> list[PlanSharding]:
     blocks = [
-        PlanSharding(modules=pattern, zero=candidate.zero)
-        for pattern in _block_patterns(graph, ())
+        PlanSharding(modules=pattern, zero=candidate.zero) for pattern in block_patterns(graph, ())
     ]
     return [*blocks, PlanSharding(modules="*", zero=candidate.zero)]
 
@@ -213,6 +202,8 @@ def _communication(graph: ModelGraph, candidate: Candidate) -> list[PlanCommunic
             used += [("tp", "all_gather"), ("tp", "reduce_scatter")]
         if graph.vocabulary_parallel or not candidate.sequence_parallel:
             used.append(("tp", "all_reduce"))
+    if candidate.ep > 1:
+        used.append(("ep", "all_to_all"))
     if candidate.pp > 1:
         used.append(("pp", "send"))
     return [

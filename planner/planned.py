@@ -70,7 +70,7 @@ def open_planned(
     check_against_model(problem.graph, candidate, plan)
     return Planned(
         plan=plan,
-        problem=problem,
+        problem=problem.for_ep(candidate.ep),
         cluster=whole,
         candidate=candidate,
         cuts=cuts_of_plan(plan, problem.graph),

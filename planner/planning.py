@@ -17,6 +17,7 @@ from claw_plan.planner.baselines.setting import Setting
 from claw_plan.planner.bucket_choice import with_planned_buckets
 from claw_plan.planner.candidate import BUCKET_BYTES
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.expert_search import pinned_experts, search_experts
 from claw_plan.planner.explain import binds, infeasible, infeasible_message, reasons
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
@@ -147,14 +148,16 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     problem, setting = posed.problem, posed.setting
     if request.objective == MEMORY:
         problem = least_memory(problem, request.fix)
+    plain_scorer, problem = Scorer(problem), pinned_experts(problem, request.fix)
     scorer = Scorer(problem)
     space = Space(problem, request.fix, codecs_named(request.codecs))
     objective = objective_of(request.objective, scorer, space, request.steps)
     say("scoring the baselines", 0.2)
-    plain = _baselines(scorer, request.fix)
-    given = baseline_of(setting, scorer) if setting else None
+    plain = _baselines(plain_scorer, request.fix)
+    given = baseline_of(setting, plain_scorer) if setting else None
     known = [choice for choice in plain.values() if _agrees(choice, request.fix)]
-    found = _search(request, scorer, space, known, objective)
+    scorer, found = _search(request, scorer, space, known, objective)
+    problem = scorer.problem
     ranked = _with_given(found, given, request.fix, objective)
     if not ranked:
         raise infeasible(scorer, found)
@@ -178,7 +181,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
         best=best,
         alternatives=tuple(sorted(alternatives, key=lambda scored: scored.step_time_ns)),
         baselines={
-            name: choice if isinstance(choice, str) else scorer.score(*choice)
+            name: choice if isinstance(choice, str) else plain_scorer.score(*choice)
             for name, choice in plain.items()
         },
         search=found.report,
@@ -202,7 +205,7 @@ def _search(
     space: Space,
     known: Sequence[Choice],
     objective: Objective,
-) -> Searched:
+) -> tuple[Scorer, Searched]:
     """The space, then what it left out near its best. Raises PlanError where it is empty."""
     other_than_time = None if isinstance(objective, StepTime) else objective
     found = search_space(
@@ -215,7 +218,9 @@ def _search(
     )
     if not found.report.space:
         raise PlanError(space.explain_empty())
-    return search_closer(scorer, found, request.fix, other_than_time)
+    found = search_closer(scorer, found, request.fix, other_than_time)
+    codecs = codecs_named(request.codecs)
+    return search_experts(scorer, found, request.fix, other_than_time, codecs)
 
 
 def _reasons(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.expert_graph import share_experts
 from claw_plan.planner.graph import PLAIN, SEQUENCE, TENSOR, ModelGraph, Op
 from claw_plan.planner.pass_time import (
     INPUTS,
@@ -103,6 +104,7 @@ class Problem:
         default_factory=dict, init=False
     )
     _parts: dict[int, Problem] = field(default_factory=dict, init=False)
+    _sharing: dict[int, Problem] = field(default_factory=dict, init=False)
 
     @cached_property
     def device(self) -> Device:
@@ -126,6 +128,14 @@ class Problem:
     def quickest(self) -> Problem:
         """With each piece of work where it is done soonest: no plan takes less."""
         return self if self.is_uniform else self._with_cost(self.cost.quickest())
+
+    def for_ep(self, ep: int) -> Problem:
+        """With experts that so many ranks share; raises PlanError where they cannot."""
+        if ep == self.graph.ep:
+            return self
+        if ep not in self._sharing:
+            self._sharing[ep] = replace(self, graph=share_experts(self.graph, ep))
+        return self._sharing[ep]
 
     def with_batch(self, batch: int) -> Problem:
         """With another number of samples a step; passes and exchanges take what they took."""

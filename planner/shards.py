@@ -4,7 +4,7 @@ FSDP groups: every block is one, or a run of a stage's blocks (`runs_of`), and a
 outside the blocks is the root's. A parameter that several units use belongs to the first group
 that a stage meets, and to the root if any of its units is outside the blocks (a tied embedding and
 head). What has no dimension to cut (CLIP's logit_scale) stays whole on every rank, in a group of
-its own.
+its own. So are the experts of a block where ranks share them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ ROOT = -1
 
 SCALARS = -2
 """The group of parameters without dimensions, which fully_shard leaves alone."""
+
+EXPERTS = -3
+"""EXPERTS - unit is the group of a unit's experts that ranks share: fewer ranks shard them."""
+
+
+def said_of(group: int) -> str:
+    """A group of parameters in words."""
+    if group <= EXPERTS:
+        return f"experts of unit {EXPERTS - group}"
+    return "root" if group == ROOT else f"unit {group}"
 
 
 class Place(NamedTuple):
@@ -99,10 +109,10 @@ def shard_numel(parameter: Parameter, tp: int, dp_shard: int, place: Place = FIR
     """
     if not parameter.shape:
         return 1
-    rows = parameter.shape[0]
+    rows, shared_by = parameter.shape[0], parameter.shared_by
     if parameter.dim_at(tp) == 0:
         rows = _part(rows, tp, place.tp)
-    own = _part(rows, dp_shard, place.dp_shard)
+    own = _part(rows, max(1, dp_shard // shared_by), place.dp_shard // shared_by)
     return local_numel(parameter, tp, place) // max(1, rows) * own
 
 
@@ -127,6 +137,12 @@ def joined(sizes: Mapping[int, GroupSize], runs: Iterable[range]) -> dict[int, G
     return found
 
 
+def of_unit(sizes: Mapping[int, GroupSize], unit: int) -> GroupSize:
+    """A unit's group and that of its experts together."""
+    own, experts = sizes.get(unit, GroupSize()), sizes.get(EXPERTS - unit)
+    return own if experts is None else own.beside(experts)
+
+
 class ShardSizes:
     """Group sizes of one model, kept for every stage asked about."""
 
@@ -148,19 +164,27 @@ class ShardSizes:
         for unit in range(1, self._last):
             own = self._of_unit[unit]
             if own and all(parameter.units == (unit,) and parameter.shape for parameter in own):
-                shapes = tuple((p.shape, p.tp_dim, p.partial_dims, p.trainable) for p in own)
+                shapes = tuple(
+                    (p.shape, p.tp_dim, p.partial_dims, p.trainable, p.shared_by) for p in own
+                )
                 yield unit, first.setdefault(shapes, unit)
 
-    def _block_size(self, unit: int, tp: int, dp_shard: int, place: Place) -> GroupSize:
-        size = GroupSize()
+    def _block_size(
+        self, unit: int, tp: int, dp_shard: int, place: Place
+    ) -> tuple[GroupSize, GroupSize]:
+        """What is not shared, and the experts that are."""
+        sizes = [GroupSize(), GroupSize()]
         for parameter in self._of_unit[unit]:
-            size = size.plus(parameter, tp, dp_shard, place)
-        return size
+            shared = parameter.shared_by > 1
+            sizes[shared] = sizes[shared].plus(parameter, tp, dp_shard, place)
+        return sizes[0], sizes[1]
 
     def group_of(self, parameter: Parameter, unit: int) -> int:
         """The group that holds the parameter when a stage meets it at `unit`."""
         if not parameter.shape:
             return SCALARS
+        if parameter.shared_by > 1:
+            return EXPERTS - unit
         outside = {0, self._last}.intersection(parameter.units or (0,))
         return ROOT if outside else unit
 
@@ -180,7 +204,9 @@ class ShardSizes:
         seen: set[str] = set()
         for unit in range(start, stop):
             if unit in self._alike:
-                sizes[unit] = self._block(self._alike[unit], tp, dp_shard, place)
+                sizes[unit], experts = self._block(self._alike[unit], tp, dp_shard, place)
+                if experts.whole:
+                    sizes[EXPERTS - unit] = experts
                 continue
             for parameter in self._of_unit[unit]:
                 if parameter.name in seen:

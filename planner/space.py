@@ -13,6 +13,7 @@ space a tensor-parallel group spans no more nodes than it must.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -117,13 +118,19 @@ class Space:
         Without `blocks` the first, which runs least.
         """
         choices = self.blocks_run_again(row)
-        return self.table.group(
+        found = self.table.group(
             row,
             self._fix.get("bucket_bytes", Candidate().bucket_bytes),
             self._members.orders[int(self.table.order[row])],
             choices[0] if blocks is None else blocks,
             int(self.table.size[row]) // len(choices),
         )
+        return self._sharing_experts(found)
+
+    def _sharing_experts(self, group: Group) -> Group:
+        """The group of candidates whose experts as many ranks share as in the problem's graph."""
+        ep, base = self._problem.graph.ep, group.base
+        return group if ep == 1 else replace(group, base=replace(base, ep=ep, etp=base.tp))
 
     def blocks_run_again(self, row: int) -> Sequence[int]:
         """The values of `recompute_blocks` of a row."""

@@ -65,9 +65,6 @@ COMPOSITIONS: tuple[Composition, ...] = (
     _composition("pp dp_shard ep", f"{_EXPERTS}::pp_dp_shard_ep"),
 )
 
-_ONLY = {}
-"""Knobs with one value so far, and why."""
-
 _EXCHANGE = "tests/executor/test_replica_exchange.py"
 
 ALGORITHMS: Mapping[str, str] = dict.fromkeys(
@@ -98,9 +95,6 @@ def axes_of(candidate: Candidate) -> frozenset[str]:
 
 def knob_refusal(candidate: Candidate) -> str:
     """Why a single knob's value may not be offered; empty when all may."""
-    for name, (only, reason) in _ONLY.items():
-        if getattr(candidate, name) != only:
-            return f"{name}={getattr(candidate, name)}: {reason}; use {name}={only}"
     if candidate.schedule not in EVERY_SCHEDULE:
         return f"schedule={candidate.schedule}: use one of {', '.join(EVERY_SCHEDULE)}"
     if candidate.schedule in ASYNCHRONOUS and candidate.pp == 1:

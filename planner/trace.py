@@ -16,7 +16,7 @@ import torch.nn as nn
 
 from claw_plan.planner.chain import FOLDS
 from claw_plan.planner.errors import TraceError
-from claw_plan.planner.fake_build import REAL_LIMIT_BYTES, build_fake
+from claw_plan.planner.fake_build import check_size
 from claw_plan.planner.fit import Fit, ProgramChanges
 from claw_plan.planner.graph import (
     PLAIN,
@@ -28,9 +28,10 @@ from claw_plan.planner.graph import (
 )
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.recorder import Recording
-from claw_plan.planner.subject import Subject
+from claw_plan.planner.subject import Around, Subject
 from claw_plan.planner.torch_private import BatchNorm, FakeTensorMode
 from claw_plan.planner.trace_divided import DividedTrace, trace_divided
+from claw_plan.planner.trace_experts import with_experts
 from claw_plan.profiles.errors import InputError
 
 BATCH_SIZES = (2, 3, 5)
@@ -44,6 +45,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 Progress = Callable[[str], None]
 
+AroundSubject = Callable[[Subject], Around]
+"""What is put around each recorded step of a subject."""
+
 
 def trace(
     model: LoadedModel,
@@ -52,11 +56,13 @@ def trace(
     dtype: str,
     fold: bool = True,
     progress: Progress | None = None,
+    around: AroundSubject | None = None,
 ) -> ModelGraph:
     """The model's graph for sequences of `seq_len` and compute in `dtype`.
 
     `fold=False` runs every block instead of a few of each kind; the result is the same.
-    `progress` is told in words what is being done. Raises TraceError when the model cannot be
+    `progress` is told in words what is being done. With `around`, what is traced is what that
+    makes of each step: one rank's part of it, without tensor parallelism. Raises TraceError when the model cannot be
     run, or not be trained as it stands.
     """
     if dtype not in DTYPES:
@@ -66,21 +72,26 @@ def trace(
     try:
         for first in FOLDS if fold else FOLDS[-1:]:
             subject = Subject.prepare(model, seq_len=seq_len, dtype=DTYPES[dtype], fold=first)
+            subject.around = around(subject) if around is not None else None
             graph = _graph_of(subject, tell)
             if graph is not None:
                 return graph
     except TraceError as error:
-        return _traced_on_real_tensors(model, seq_len, tell, error)
+        return _traced_on_real_tensors(model, seq_len, tell, error, around)
     raise AssertionError("without a fold no block stands for another")
 
 
 def _traced_on_real_tensors(
-    model: LoadedModel, seq_len: int | None, tell: Progress, cause: TraceError
+    model: LoadedModel,
+    seq_len: int | None,
+    tell: Progress,
+    cause: TraceError,
+    around: AroundSubject | None,
 ) -> ModelGraph:
     """The same on real tensors, for models that need values; raises `cause` if that fails too."""
-    if cause.__cause__ is None:  # a refusal of our own: real tensors would not change it
+    if cause.__cause__ is None or around is not None:  # a refusal of our own: real tensors would not change it
         raise cause
-    _check_size(model, cause)
+    check_size(model, cause)
     tell(f"running {model.name} on real tensors")
     subject = Subject.prepare(model, seq_len=seq_len, dtype=torch.float32, real=True)
     graph = _graph_of(subject, tell)
@@ -91,18 +102,6 @@ def _traced_on_real_tensors(
         f"{str(cause).removeprefix(str(model.path))[2:]})"
     )
     return replace(graph, assumptions=(sentence, *graph.assumptions))
-
-
-def _check_size(model: LoadedModel, cause: TraceError) -> None:
-    """Raises `cause` for models too large to be run for real only to be traced."""
-    module = build_fake(model, FakeTensorMode(allow_non_fake_inputs=True))
-    size = sum(p.numel() * 4 for p in module.parameters())
-    if size > REAL_LIMIT_BYTES:
-        raise TraceError(
-            f"{cause}; its values decide how it goes on, and with {size / 2**30:.0f} GiB of "
-            "parameters it is too large to be traced on real tensors; give a smaller "
-            "configuration of it"
-        ) from cause
 
 
 def _graph_of(subject: Subject, tell: Progress) -> ModelGraph | None:
@@ -116,7 +115,8 @@ def _graph_of(subject: Subject, tell: Progress) -> ModelGraph | None:
     tell(f"looking for tensor parallelism in {subject.model.name}")
     divided = trace_divided(subject)
     assumptions += divided.assumptions
-    return _assemble(subject, recordings[0], {PLAIN: costs, **divided.costs}, divided, assumptions)
+    every = {PLAIN: costs, **divided.costs}
+    return with_experts(subject, _assemble(subject, recordings[0], every, divided, assumptions))
 
 
 def _plain_costs(
@@ -304,8 +304,7 @@ def _whole(subject: Subject) -> list[tuple[str, nn.Module]]:
 
 
 def _buffers(subject: Subject) -> list[torch.Tensor]:
-    found = {id(b): b for _, m in _whole(subject) for b in m.buffers(recurse=False)}
-    return list(found.values())
+    return list({id(b): b for _, m in _whole(subject) for b in m.buffers(recurse=False)}.values())
 
 
 def _parameters(
