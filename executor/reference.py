@@ -18,6 +18,7 @@ from claw_plan.executor.whole_model import DOUBLE, build_whole, cast_floats, los
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan
+from claw_plan.planner.schedules import ASYNCHRONOUS
 
 FUNCTIONAL_DROPOUTS = (
     "dropout",
@@ -80,10 +81,36 @@ def batch_for(source: Source, step: int, precision: str) -> Batch:
     return cast_floats(batch, torch.float64) if precision == DOUBLE else batch
 
 
+class Versions:
+    """The weights of a model and those of one step before."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [*model.parameters()]
+        self._before = self._newest = [p.detach().clone() for p in self._parameters]
+
+    def show_before(self) -> None:
+        """The coming step's gradients are found here."""
+        self._newest = [parameter.detach().clone() for parameter in self._parameters]
+        self._set(self._before)
+
+    def show_newest(self) -> None:
+        """The optimizer changes these."""
+        self._before = self._newest
+        self._set(self._newest)
+
+    @torch.no_grad()
+    def _set(self, values: list[torch.Tensor]) -> None:
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.copy_(value)
+
+
 def reference_steps(
     plan: Plan, loaded: LoadedModel, source: Source, steps: int, precision: str
 ) -> Iterator[tuple[float, dict[str, torch.Tensor]]]:
     """After each step on the source's batches their loss and every parameter.
+
+    Gradients of an asynchronous plan are found at the weights of one step before
+    (`planner.asynchronous`).
 
     Raises PlanError when the model's forward draws random numbers. In fp64 it is to be called
     inside a DoubleMode.
@@ -94,8 +121,11 @@ def reference_steps(
     )
     call = loss_of(loaded)
     size = plan.knobs().microbatch_size
+    versions = Versions(model) if plan.schedule.name in ASYNCHRONOUS else None
     for step in range(steps):
         batch = batch_for(source, step, precision)
+        if versions is not None:
+            versions.show_before()
         count = plan.training.global_batch // size
         total = 0.0
         for index in range(count):
@@ -110,6 +140,8 @@ def reference_steps(
                 )
             (loss / count).backward()
             total += loss.item() / count
+        if versions is not None:
+            versions.show_newest()
         if plan.training.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), plan.training.clip_norm)
         optimizer.step()

@@ -131,8 +131,9 @@ def train(
     counter = traffic_counter(compiled)
     dist.barrier()
     with stop.listen(), counting(compiled, counter):
+        told, notes = 0, list[str]()
         for way in record.ways:
-            step = record.first_step + len(record.losses)
+            step = record.first_step + len(record.wall_ns)
             progress.step = step + 1
             stop.begin_step()
             counter.take()
@@ -142,8 +143,9 @@ def train(
             progress.stopped_by = stop.agreed()
             ends = bool(progress.stopped_by) or step + 1 == job.steps
             note = checkpoints.after_step(step + 1, ends=ends)
-            if rank.rank == 0:
-                on_step(_tell(job.folder, record, "; ".join(filter(None, (switched, note)))))
+            notes += filter(None, (switched, note))
+            _take_losses(compiled, record)
+            told = _tell_new(job.folder, record, told, notes, on_step) if rank.rank == 0 else 0
             if progress.stopped_by:
                 break
     del record.ways[len(record.losses) :]
@@ -210,7 +212,14 @@ def _one_step(
         loss = compiled.train_step(_to(batch, rank.device))
     record.wall_ns.append(time.perf_counter_ns() - start_ns)
     record.process_ns.append(time.process_time_ns() - process_ns)
-    record.losses.append(loss)
+    if compiled.overlap is None:
+        record.losses.append(loss)
+
+
+def _take_losses(compiled: ParallelModel, record: RankRecord) -> None:
+    """Where steps overlap, a loss is known a step later, and the last ones when all is done."""
+    if compiled.overlap is not None:
+        record.losses += compiled.overlap.losses[len(record.losses) :]
 
 
 def _to(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
@@ -242,7 +251,7 @@ def _recording(
     finally:
         compiled.recorder = None
     if way == TIMELINE:
-        step = record.first_step + len(record.losses) + 1
+        step = record.first_step + len(record.wall_ns) + 1
         record.spans[step] = sorted(recorder.spans, key=lambda span: span.start_ns)
     for work, samples in recorder.samples.items():
         record.samples.setdefault(work, []).extend(samples)
@@ -259,14 +268,26 @@ def own_optimizer_work(compiled: ParallelModel) -> OpWork:
     return optimizer_work(compiled.plan.training.optimizer, elements)
 
 
-def _tell(folder: Path, record: RankRecord, note: str) -> dict[str, object]:
+def _tell_new(
+    folder: Path, record: RankRecord, told: int, notes: list[str], on_step: OnStep
+) -> int:
+    """Tells each step whose loss is known now, the notes with the last; how many are told."""
+    for index in range(told, len(record.losses)):
+        is_last = index == len(record.losses) - 1
+        on_step(_tell(folder, record, index, "; ".join(notes) if is_last else ""))
+        if is_last:
+            notes.clear()
+    return len(record.losses)
+
+
+def _tell(folder: Path, record: RankRecord, index: int, note: str) -> dict[str, object]:
     """Writes one line a step, which the launcher reads for its progress bar."""
     line: dict[str, object] = {
-        "step": record.first_step + len(record.losses),
-        "loss": record.losses[-1],
-        "step_time_ms": ms_from_ns(record.wall_ns[-1]),
-        "process_time_ms": ms_from_ns(record.process_ns[-1]),
-        "way": record.ways[len(record.losses) - 1],
+        "step": record.first_step + index + 1,
+        "loss": record.losses[index],
+        "step_time_ms": ms_from_ns(record.wall_ns[index]),
+        "process_time_ms": ms_from_ns(record.process_ns[index]),
+        "way": record.ways[index],
     }
     if note:
         line["note"] = note

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,7 @@ from claw_plan.executor.verify_reasons import likely_reason
 from claw_plan.executor.whole_model import DOUBLE, SINGLE
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
+from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.profiles.files import write_atomic
 
 FP64_TOLERANCE = 1e-10
@@ -111,7 +113,13 @@ def _compare_inside(
     folder = _reference(plan, loaded, precision, job, rank)
     compiled = compile_plan(plan, loaded, rank.device, precision=precision)
     source = _source(plan, loaded, job)
-    loss_diff, found = 0.0, list[dict[str, float]]()
+    losses, found = list[float](), list[dict[str, float]]()
+
+    def look(step: int) -> None:
+        found.append(_differences(compiled, _expected(folder, step)["parameters"]))
+
+    if compiled.overlap is not None:
+        compiled.overlap.after_update = look
     for step in range(job.steps):
         progress.step = step + 1
         batch = batch_for(source, step, precision)
@@ -119,9 +127,15 @@ def _compare_inside(
         loss = compiled.train_step({name: value.to(rank.device) for name, value in own.items()})
         if compiled.next_forward is not None:
             compiled.next_forward.settle()
-        expected = torch.load(folder / f"{step}.pt", mmap=True, weights_only=True)
-        loss_diff = max(loss_diff, abs(loss - expected["loss"]))
-        found.append(_differences(compiled, expected["parameters"]))
+        if compiled.overlap is None:
+            losses.append(loss)
+            look(step)
+    compiled.settle()
+    if compiled.overlap is not None:
+        losses = compiled.overlap.losses
+    loss_diff = max(
+        abs(loss - _expected(folder, step)["loss"]) for step, loss in enumerate(losses)
+    )
     everywhere: list[list[dict[str, float]]] = [[] for _ in range(rank.world_size)]
     dist.all_gather_object(everywhere, found)
     first = first_difference(everywhere, FP64_TOLERANCE) if precision == DOUBLE else None
@@ -133,6 +147,12 @@ def _compare_inside(
     return Comparison(
         max_loss_diff=loss_diff, max_param_diff=largest(every), first=first, reason=reason
     )
+
+
+def _expected(folder: Path, step: int) -> dict[str, Any]:
+    """Loss and parameters of one process after a step."""
+    expected: dict[str, Any] = torch.load(folder / f"{step}.pt", mmap=True, weights_only=True)
+    return expected
 
 
 def _differences(compiled: ParallelModel, expected: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -187,7 +207,8 @@ def _source(plan: Plan, loaded: LoadedModel, job: Job) -> Source:
 def _reference(plan: Plan, loaded: LoadedModel, precision: str, job: Job, rank: Rank) -> Path:
     """The folder with one process's results; plans that train the same share it."""
     size, blocks = plan.knobs().microbatch_size, len(plan.blocks)
-    key = f"{loaded.path} {plan.model.build} {plan.training} {size} {blocks}"
+    delays = plan.schedule.name in ASYNCHRONOUS
+    key = f"{loaded.path} {plan.model.build} {plan.training} {size} {blocks} {delays}"
     folder = job.folder / f"reference_{precision}_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if rank.rank == 0 and not folder.exists():
         folder.mkdir()
