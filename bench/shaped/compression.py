@@ -61,9 +61,9 @@ PLAIN = f"{ALL},codec=none,collective=auto,bucket_bytes=25000000"
 TESTED = {
     "plain": (PLAIN, ""),
     "ring": (f"{ALL},codec=none,collective=ring,bucket_bytes=25000000", ""),
-    "doubling": (f"{ALL},codec=none,collective=recursive_doubling,bucket_bytes=25000000", ""),
     "int8": (f"{ALL},codec=int8", ""),
     "int4": (f"{ALL},codec=int4", ""),
+    "top_k": (f"{ALL},codec=top_k", ""),
     "one_bit": (ALL, "one_bit"),
     "any": (ALL, "all"),
 }
@@ -140,33 +140,38 @@ class Bench:
         return json.loads(file.read_text()) if file.exists() else {}
 
     def warm_up(self, plan: Path) -> None:
-        """The steps before a codec of momentum, on this machine's own network, which is fast."""
-        if load_plan(plan).knobs().codec.partition(":")[0] not in OF_MOMENTUM:
+        """The steps before a codec of momentum, the same before all of them.
+
+        On this machine's own network, which is fast.
+        """
+        if not _warms_up(plan) or self.warm():
             return
         command = [str(PROGRAM), "run", str(plan), "--steps", str(self.options.warmup), "--json"]
-        command += ["--checkpoint-dir", str(self.warm(plan)), "--runs", str(self.folder / "warm")]
+        command += ["--checkpoint-dir", str(self.folder / "warmed-up")]
+        command += ["--runs", str(self.folder / "warm-up-runs")]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-    def warm(self, plan: Path) -> Path:
-        """Where the checkpoint after the warm-up lies."""
-        return plan.with_name(f"{plan.stem}-warm")
+    def warm(self) -> list[Path]:
+        """The checkpoint after the warm-up, if it is there."""
+        return sorted((self.folder / "warmed-up").glob("*"))
 
     def run(self, plan: Path) -> Path:
-        """The run's folder; it goes on from the warm-up if there was one."""
+        """The run's folder; it goes on from the warm-up where there is one."""
         runs = plan.with_name(f"{plan.stem}-runs")
         known = set(runs.iterdir()) if runs.exists() else set()
-        resumed = [*self.warm(plan).glob("*")] if self.warm(plan).exists() else []
-        steps = self.options.steps + (self.options.warmup if resumed else 0)
+        steps, resumed = self.options.steps, self.warm() if _warms_up(plan) else []
         ports = [
             Port(
                 bits_per_s=int(self.options.mbit * 1e6),
                 delay_ns=int(self.options.delay_ms * 1e6),
             )
         ] * HOSTS
-        command = [str(PROGRAM), "run", str(plan), "--steps", str(steps)]
-        command += [part for found in resumed for part in ("--resume", str(found))]
+        command = [str(PROGRAM), "run", str(plan), "--runs", str(runs), "--json"]
+        if resumed:
+            steps += self.options.warmup
+            command += ["--resume", str(resumed[-1])]
         with Hosts(ports) as hosts:
-            hosts.run([*command, "--runs", str(runs), "--json"], ranks_per_host=1)
+            hosts.run([*command, "--steps", str(steps)], ranks_per_host=1)
         (made,) = set(runs.iterdir()) - known
         return made
 
@@ -235,6 +240,10 @@ class Bench:
             f"| {name} | {told['messages_ms']:.0f} | {told['step_ms'] - told['messages_ms']:.0f} "
             f"| {busy_ms:.0f} | {median_ms - busy_ms:.0f} |"
         )
+
+
+def _warms_up(plan: Path) -> bool:
+    return load_plan(plan).knobs().codec.partition(":")[0] in OF_MOMENTUM
 
 
 def messages_ns(planned: Planned) -> int:
