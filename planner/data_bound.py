@@ -25,7 +25,7 @@ from claw_plan.planner.lower_data import (
 )
 from claw_plan.planner.memory_states import COPIED, SHARDED, kind_of
 from claw_plan.planner.offload import host_step_ns
-from claw_plan.planner.placement import group_nodes, near_nodes
+from claw_plan.planner.placement import group_nodes, near_nodes, shard_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem, optimizer_work
 from claw_plan.planner.schedule_bound import Traffic
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes, joined, runs_of
@@ -112,7 +112,7 @@ class DataBounds:
         is_alone, zero = candidate.pp == 1, candidate.zero
         return Traffic(
             **columns,
-            is_beside=np.array([overlaps and candidate.dp_shard > 1, overlaps]),
+            is_beside=np.array([overlaps and candidate.shard_ranks > 1, overlaps]),
             run=run,
             ends_run=ends_run,
             keeps_near=candidate.reshard_ranks > 0,
@@ -145,7 +145,7 @@ class DataBounds:
             return [StageTraffic()] * len(cuts)
         per_node, ranks = self.problem.devices_per_node, candidate.reshard_ranks
         among = (
-            (candidate.dp_shard, group_nodes(candidate, "dp_shard", per_node)),
+            (candidate.shard_ranks, shard_nodes(candidate, per_node)),
             (candidate.dp_replicate, group_nodes(candidate, "dp_replicate", per_node)),
             (ranks, near_nodes(candidate, per_node) if ranks else 0),
             candidate.blocks_per_group,
@@ -236,7 +236,7 @@ class DataBounds:
         if kind == COPIED:
             return 0
         whole = kind != SHARDED or candidate.pp > 1 or candidate.zero == 1
-        shard = 1 if whole else candidate.dp_shard
+        shard = 1 if whole else candidate.shard_ranks
         key = (start, stop, candidate.tp, shard)
         if key not in self._accumulate:
             groups = self.shards.groups(start, stop, candidate.tp, shard)
@@ -250,9 +250,9 @@ class DataBounds:
         if kind_of(self.problem, candidate) == COPIED:
             return 0
         optimizer = self.problem.training.optimizer
-        key = (start, stop, candidate.tp, candidate.dp_shard, candidate.offload)
+        key = (start, stop, candidate.tp, candidate.shard_ranks, candidate.offload)
         if key not in self._optimizer:
-            groups = self.shards.groups(start, stop, candidate.tp, candidate.dp_shard)
+            groups = self.shards.groups(start, stop, candidate.tp, candidate.shard_ranks)
             elements = sum(group.trainable_shard for group in groups.values())
             work = optimizer_work(optimizer, elements)
             on_host = candidate.offload == "optimizer"

@@ -127,3 +127,15 @@ def on_registration(changed: Changed) -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def check_size(model: LoadedModel, cause: TraceError) -> None:
+    """Raises `cause` for models too large to be run for real only to be traced."""
+    module = build_fake(model, FakeTensorMode(allow_non_fake_inputs=True))
+    size = sum(p.numel() * 4 for p in module.parameters())
+    if size > REAL_LIMIT_BYTES:
+        raise TraceError(
+            f"{cause}; its values decide how it goes on, and with {size / 2**30:.0f} GiB of "
+            "parameters it is too large to be traced on real tensors; give a smaller "
+            "configuration of it"
+        ) from cause

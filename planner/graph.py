@@ -161,7 +161,8 @@ class TensorParallelRule:
     many equal pieces a fused column weight holds (q, k, v: 3). `weight_dims` maps the module's
     own parameters to the dimension that is divided. `structures` are those it applies to. Rules
     outside the blocks name modules from the model and are of style 'embedding' or 'head', `heads`
-    being the size of the vocabulary; see `planner.vocabulary_parallel`.
+    being the size of the vocabulary; see `planner.vocabulary_parallel`. `rows` is the order in
+    which its rows are divided where it is not their own (`planner.vocabulary_parallel_order`).
     """
 
     module: str
@@ -170,6 +171,7 @@ class TensorParallelRule:
     parts: int = 1
     weight_dims: Mapping[str, int] = field(default_factory=dict)
     structures: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +181,8 @@ class ExpertRule:
     `module` is relative to the block. `counted_by` are its attributes that say how many experts
     there are, `listed` is its list of one module for each, '' where their weights lie in common
     tensors. A sample makes `rows_per_sample` pairs of a token and one of its experts, each with a
-    hidden state of `row_bytes`.
+    hidden state of `row_bytes`. Tensor parallelism divides the `inner` size, of which each tensor
+    of `weight_dims` holds one or two along its dimension; 0 leaves experts whole.
     """
 
     module: str
@@ -188,6 +191,8 @@ class ExpertRule:
     listed: str = ""
     rows_per_sample: int = 0
     row_bytes: int = 0
+    inner: int = 0
+    weight_dims: tuple[tuple[str, int], ...] = ()
     structures: tuple[int, ...] = ()
 
 

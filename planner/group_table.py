@@ -6,13 +6,13 @@ into candidates, `group_bounds` bounds all rows together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.candidate import ALL_GATHER, Candidate
 from claw_plan.planner.schedules import SCHEDULES
 from claw_plan.planner.supported import RECOMPUTE
 
@@ -42,7 +42,7 @@ class GroupTable:
 
     `schedule` and `recompute` index SCHEDULE_NAMES and RECOMPUTE, `order` the mesh orders of the
     space, in which tensor-parallel groups span `tp_nodes`. `size` is the number of candidates of
-    the row.
+    the row. All share sequences among `cp` ranks.
     """
 
     pp: Int
@@ -58,6 +58,8 @@ class GroupTable:
     recompute: Int
     recompute_blocks: Int
     sequence_parallel: Int
+    cp: int = 1
+    cp_comm_type: str = ALL_GATHER
 
     def __len__(self) -> int:
         return len(self.pp)
@@ -65,7 +67,7 @@ class GroupTable:
     @cached_property
     def num_devices(self) -> Int:
         """Devices that each group uses."""
-        return self.pp * self.tp * self.dp
+        return self.pp * self.tp * self.dp * self.cp
 
     def group(
         self, row: int, bucket_bytes: int, mesh_order: tuple[str, ...], blocks: int, size: int
@@ -75,6 +77,8 @@ class GroupTable:
             pp=int(self.pp[row]),
             tp=int(self.tp[row]),
             dp_replicate=int(self.dp[row]),
+            cp=self.cp,
+            cp_comm_type=self.cp_comm_type,
             microbatch_size=int(self.microbatch_size[row]),
             schedule=SCHEDULE_NAMES[self.schedule[row]],
             stages_per_rank=int(self.stages_per_rank[row]),
@@ -87,11 +91,11 @@ class GroupTable:
         return Group(base=base, microbatches=int(self.microbatches[row]), size=size)
 
 
-def table_of(columns: list[Int]) -> GroupTable:
+def table_of(columns: list[Int], cp: int = 1, cp_comm_type: str = ALL_GATHER) -> GroupTable:
     """The table of pieces [field, row] put behind each other."""
-    names = [field.name for field in fields(GroupTable)]
+    names = [field.name for field in fields(GroupTable) if field.default is MISSING]
     whole = np.concatenate(columns or [np.zeros((len(names), 0), np.int64)], axis=1)
-    return GroupTable(**dict(zip(names, whole, strict=True)))
+    return GroupTable(**dict(zip(names, whole, strict=True)), cp=cp, cp_comm_type=cp_comm_type)
 
 
 def numbered(*columns: Int | NDArray[np.bool_]) -> tuple[Int, Int]:

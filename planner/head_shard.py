@@ -23,6 +23,7 @@ import torch
 from claw_plan.planner.errors import TensorParallelError
 from claw_plan.planner.torch_private import below_subclasses, without_storage
 from claw_plan.planner.tp_autograd import Communicator, enter
+from claw_plan.planner.vocabulary_parallel_order import RowOrder
 
 Handler = Callable[[Callable[..., Any], "Arguments"], Any]
 SHARED: AbstractContextManager[None] = nullcontext()
@@ -60,6 +61,7 @@ class Division:
     `drawing`. `sealed` marks a tensor that may be asked for its shape and go through column
     linears, and nothing else. `handlers` are this division's own translations, before those of
     all; `sums_gradients` is off where whole tensors get their gradients of all ranks later.
+    `order` is that of a vocabulary whose rows are not divided as they stand.
     """
 
     ranks: Communicator
@@ -70,6 +72,7 @@ class Division:
     sealed: bool = False
     handlers: Mapping[str, Handler] = field(default_factory=dict)
     sums_gradients: bool = True
+    order: RowOrder | None = None
 
     @property
     def degree(self) -> int:
@@ -78,6 +81,8 @@ class Division:
 
     def own_part(self, whole: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
         """This rank's chunk of every piece of `dim`."""
+        if self.order is not None:
+            whole = self.order.select(whole, dim)
         return slice_piecewise(whole, dim, parts=parts, degree=self.degree, rank=self.ranks.rank)
 
 
@@ -193,6 +198,11 @@ def _whole_size(local: torch.Tensor, layout: Layout) -> int:
             f"an operation in {division.where} changes the size of the divided vocabulary"
         )
     return layout.extent
+
+
+def opened(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor lies on this rank: itself unless it is divided."""
+    return tensor.local if isinstance(tensor, HeadShard) else tensor
 
 
 def function_name(func: Callable[..., Any]) -> str:

@@ -59,16 +59,33 @@ class StepEnd:
         if training.precision == "float16" and is_executed:
             self._meet("overflow", OVERFLOW_BYTES)
         if training.clip_norm is not None and is_executed:
-            for rank in self.ranks:
-                elements = sum(stage.owned_elements() for stage in rank.stages)
-                duration_ns = rank.view.problem.memory_op_ns(CLIPPED_BYTES * elements)
-                rank.streams.run("other", "clip", duration_ns)
+            self._clip()
             self._meet("norm", NORM_BYTES)
         for rank in self.ranks:
             for stage in rank.stages:
                 stage.step_optimizer()
         if is_executed:
             self._meet("loss", LOSS_BYTES)
+        self._add_overhead()
+
+    def lower_alone(self) -> None:
+        """What each rank does for itself, where ranks do not meet (`steady_state`)."""
+        for rank in self.ranks:
+            self._sum_gradients(rank)
+        if self._problem.training.clip_norm is not None:
+            self._clip()
+        for rank in self.ranks:
+            for stage in rank.stages:
+                stage.step_optimizer()
+        self._add_overhead()
+
+    def _clip(self) -> None:
+        for rank in self.ranks:
+            elements = sum(stage.owned_elements() for stage in rank.stages)
+            duration_ns = rank.view.problem.memory_op_ns(CLIPPED_BYTES * elements)
+            rank.streams.run("other", "clip", duration_ns)
+
+    def _add_overhead(self) -> None:
         overhead_ns = self._problem.step_overhead_ns()
         for rank in self.ranks if overhead_ns else ():
             rank.streams.run("other", "step overhead", overhead_ns)
@@ -77,7 +94,7 @@ class StepEnd:
         """Means over replicas that are left to the step's end, sums over divided sequences."""
         for stage in rank.stages:
             stage.wait_for_reductions()
-        for axis in ("dp_shard", "dp_replicate", EXPERT_REPLICATE):
+        for axis in ("cp", "dp_shard", "dp_replicate", EXPERT_REPLICATE):
             sizes = _joined(stage.averaged(axis) for stage in rank.stages)
             self._all_reduce(rank, "dp_comm", f"gradients over {axis}", axis, sizes)
         sizes = _joined(stage.sequence_parallel() for stage in rank.stages)

@@ -26,6 +26,7 @@ from claw_plan.planner.lower_data import (
 from claw_plan.planner.lower_whole import Whole
 from claw_plan.planner.placement import expert_groups, replica_nodes
 from claw_plan.planner.problem import Problem
+from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.planner.shards import FIRST, Place, ShardSizes, local_numel
 from claw_plan.planner.stage_streams import StageStreams
 from claw_plan.profiles.work import DTYPE_BYTES
@@ -208,9 +209,11 @@ def make_data_parallel(
 ) -> DataParallel:
     """The kind the candidate, the precision and the trainer ask for."""
     kind: type[DataParallel]
-    if problem.trainer.keeps_compute_copy and (candidate.zero < 2 or candidate.dp_shard == 1):
+    if candidate.schedule in ASYNCHRONOUS:
+        kind = Whole
+    elif problem.trainer.keeps_compute_copy and (candidate.zero < 2 or candidate.dp_shard == 1):
         kind = CopiedParameters
-    elif candidate.dp_shard > 1 or problem.training.is_mixed:
+    elif candidate.shard_ranks > 1 or problem.training.is_mixed:
         kind = Sharded
     else:
         kind = Whole

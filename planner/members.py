@@ -106,7 +106,8 @@ class Members:
         self._laid = cache(self._find_laid)
         self._counted = cache(self._count)
         pinned = fix.get("mesh_order")
-        several = refines and not problem.trainer.keeps_compute_copy and problem.graph.ep == 1
+        several = refines and not problem.trainer.keeps_compute_copy
+        several = several and problem.graph.ep == problem.graph.cp == 1
         self.orders = (pinned,) if pinned else ORDERS if several else ORDERS[:1]
 
     def blocks_of_a_stage(self, stages: int) -> int:
@@ -192,7 +193,9 @@ class Members:
         pp, tp, dp, nodes = degrees
         if len(self.orders) == 1:
             only = self.orders[0]
-            laid = Candidate(dp_shard=shard, dp_replicate=dp // shard, mesh_order=only)
+            laid = Candidate(
+                dp_shard=shard, dp_replicate=dp // shard, mesh_order=only, **self._divided
+            )
             return [] if order_refusal(laid) else [only]
         problem = self._problem
         found: dict[tuple[object, ...], tuple[str, ...]] = {}
@@ -228,8 +231,10 @@ class Members:
         Neighbours on dp_shard are so many devices apart.
         """
         ranks, blocks = [0], [1]
-        if shard > 1 and not self._problem.trainer.keeps_compute_copy and not self._shares:
-            near = self._near(stride, shard) if self._refines else 0
+        cp = self._problem.graph.cp
+        plain = not self._problem.trainer.keeps_compute_copy and not self._shares
+        if shard * cp > 1 and plain:
+            near = self._near(stride, shard) if self._refines and cp == 1 else 0
             ranks.append(self._fix.get("reshard_ranks") or near)
             some = BLOCKS_PER_GROUP if self._refines else (1,)
             blocks = [number for number in some if number <= max(1, together)]
@@ -241,7 +246,13 @@ class Members:
             if self._pinned("reshard_ranks", near)
             and self._pinned("blocks_per_group", number)
             and not refusal(
-                Candidate(dp_shard=shard, zero=zero, reshard_ranks=near, blocks_per_group=number)
+                Candidate(
+                    dp_shard=shard,
+                    zero=zero,
+                    reshard_ranks=near,
+                    blocks_per_group=number,
+                    **self._divided,
+                )
             )
         ]
 
@@ -260,7 +271,7 @@ class Members:
         base = Candidate(
             pp=1 + pipelined, tp=tp, dp_shard=shard, dp_replicate=replicas,
             offload=offload, bucket_bytes=self._fix.get("bucket_bytes", BUCKETS[0]),
-            **self._shared(tp),
+            **self._shared(tp), **self._divided,
         )  # fmt: skip
         plain = {name: getattr(base, name) for name in ("bucket_bytes", "collective", "codec")}
         choices, clips = [plain], self._problem.training.clip_norm is not None
@@ -322,6 +333,7 @@ class Members:
             dp_replicate=1 + replicated,
             stages_per_rank=stages,
             **({"ep": 2, "etp": 1 + divided} if self._shares else {}),
+            **self._divided,
         )
         is_plain = schedule == "1F1B" and pipelined and several
         schedules = ("1F1B", "GPipe") if is_plain else (schedule,)
@@ -329,7 +341,9 @@ class Members:
             (name, zero, offload)
             for name in schedules
             if self._pinned("schedule", name)
-            for zero in self._zero_choices(pipelined, sharded, several)
+            for zero in self._zero_choices(
+                pipelined, sharded or self._problem.graph.cp > 1, several
+            )
             for offload in self._offload_choices()
             if not refusal(replace(axes, schedule=name, zero=zero, offload=offload))
         ]
@@ -355,6 +369,12 @@ class Members:
     def _shares(self) -> bool:
         """Whether ranks share experts."""
         return self._problem.graph.ep > 1
+
+    @property
+    def _divided(self) -> dict[str, Any]:
+        """The knobs that say how ranks share sequences."""
+        graph = self._problem.graph
+        return {"cp": graph.cp, "cp_comm_type": graph.cp_comm_type}
 
     def _shared(self, tp: int) -> dict[str, int]:
         """The knobs that say so."""

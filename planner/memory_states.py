@@ -16,6 +16,7 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.offload import HOST_STATES
 from claw_plan.planner.placement import expert_groups
 from claw_plan.planner.problem import OPTIMIZER_STATES, STORED_BYTES, Problem
+from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.planner.shards import ShardSizes, local_numel
 
 CONTEXT_BYTES = 1_800_000_000
@@ -32,6 +33,8 @@ COPIED, SHARDED, WHOLE = "copied", "sharded", "whole"
 
 def kind_of(problem: Problem, candidate: Candidate) -> str:
     """How data parallelism keeps parameters; as `lower_zero.make_data_parallel` chooses."""
+    if candidate.schedule in ASYNCHRONOUS:
+        return WHOLE
     if problem.trainer.keeps_compute_copy and (candidate.zero < 2 or candidate.dp_shard == 1):
         return COPIED
     return SHARDED if candidate.shard_ranks > 1 or problem.training.is_mixed else WHOLE
@@ -64,8 +67,43 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
         # DistributedDataParallel copies gradients into its buckets.
         "workspace": STORED_BYTES * trainable if bucketed else 0,
         **({"residuals": residuals} if residuals else {}),
+        **_versions(problem, candidate, spans, trainable),
         **common,
     }
+
+
+def version_bytes(problem: Problem) -> int:
+    """Of an element of one of the versions that passes use."""
+    mixed = problem.training.is_mixed
+    return problem.training.compute_bytes if mixed else STORED_BYTES
+
+
+def _versions(
+    problem: Problem, candidate: Candidate, spans: Spans, trainable: int
+) -> dict[str, int]:
+    """What overlapping steps keep beside parameters and states: a second version of the weights.
+
+    Below fp32 both versions are copies of the parameters. Where an update waits for other stages
+    it keeps its gradients so long, while the next step's add up.
+    """
+    if candidate.schedule not in ASYNCHRONOUS:
+        return {}
+    copies = 2 if problem.training.is_mixed else 1
+    found = {"versions": copies * version_bytes(problem) * trainable}
+    if updates_wait(problem, spans):
+        found["waiting gradients"] = STORED_BYTES * trainable
+    return found
+
+
+def updates_wait(problem: Problem, spans: Spans) -> bool:
+    """Whether a rank's update needs sums over stages: of the norm, or of what it shares."""
+    held = {unit for span in spans for unit in range(*span)}
+    return problem.training.clip_norm is not None or any(
+        parameter.trainable
+        and not held.isdisjoint(parameter.units)
+        and not held.issuperset(parameter.units)
+        for parameter in problem.graph.parameters
+    )
 
 
 def kept_gradient_bytes(problem: Problem, candidate: Candidate) -> int:

@@ -85,7 +85,7 @@ def unit_memory(problem: Problem, candidate: Candidate, unit: int) -> UnitMemory
         saved -= sum(gathered) * (candidate.tp - 1) // candidate.tp if unit != last else 0
         backward_peak += max(gathered, default=0)
     is_block = 0 < unit < last
-    if candidate.cp > 1 and is_block:
+    if candidate.cp > graph.cp and is_block:  # the stand-in of a published run
         saved -= _passed_on(cost, at, candidate.cp)
     if is_block and not trainer.fused_attention:
         saved += _mask_bytes(cost, at, problem.training.compute_bytes)

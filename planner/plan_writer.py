@@ -8,7 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.candidate import ALL_TO_ALL, Candidate
+from claw_plan.planner.expert_tensor_parallel import tensor_rule
 from claw_plan.planner.graph import ModelGraph, TensorParallelRule
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.placement import device_names
@@ -103,7 +104,7 @@ def write_plan(
         tied=_ties(graph, scored),
         tensor_parallel=_tensor_parallel(graph, candidate.tp) if candidate.tp > 1 else [],
         expert_parallel=expert_rules(graph, candidate.ep),
-        sharding=_sharding(graph, candidate) if candidate.dp_shard > 1 else [],
+        sharding=_sharding(graph, candidate) if candidate.shard_ranks > 1 else [],
         communication=_communication(graph, candidate),
         prediction=predict(scored, profile, search, problem.trainer).model_copy(
             update={"traffic": traffic}
@@ -171,6 +172,11 @@ def _tensor_parallel(graph: ModelGraph, tp: int) -> list[PlanTensorParallel]:
         for rule in graph.rules_at(tp)
         for pattern in block_patterns(graph, rule.structures)
     ]
+    inside += [
+        _rule(tensor_rule(rule), f"{pattern}.{rule.module}")
+        for rule in (graph.expert_parallel if tp not in graph.partial else ())
+        for pattern in (block_patterns(graph, rule.structures) if rule.inner else ())
+    ]
     return inside + [_rule(rule, rule.module) for rule in graph.vocabulary_parallel]
 
 
@@ -193,8 +199,13 @@ def _sharding(graph: ModelGraph, candidate: Candidate) -> list[PlanSharding]:
 
 def _communication(graph: ModelGraph, candidate: Candidate) -> list[PlanCommunication]:
     used = []
-    if candidate.dp_shard > 1:
-        used += [("dp_shard", "all_gather"), ("dp_shard", "reduce_scatter")]
+    if candidate.shard_ranks > 1:
+        shards = "dp_shard" if candidate.dp_shard > 1 else "cp"
+        used += [(shards, "all_gather"), (shards, "reduce_scatter")]
+    if candidate.cp > 1 and candidate.cp_comm_type == ALL_TO_ALL:
+        used.append(("cp", "all_to_all"))
+    elif candidate.cp > 1 and candidate.dp_shard > 1:
+        used += [("cp", "all_gather"), ("cp", "reduce_scatter")]
     if candidate.dp_replicate > 1:
         used.append(("dp_replicate", "all_reduce"))
     if candidate.tp > 1:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.context_search import with_context
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import check_against_model, check_plan, model_of_plan
 from claw_plan.planner.plan_stages import cuts_of_plan
@@ -67,6 +68,7 @@ def open_planned(
     whole = cluster_from_mapping(plan.cluster, f"{path.name}: cluster")
     training = training_of_plan(plan, memory_headroom)
     problem = pose_problem(model, _used(plan, whole), training, None, progress)
+    problem = with_context(problem, model, candidate)
     check_against_model(problem.graph, candidate, plan)
     return Planned(
         plan=plan,

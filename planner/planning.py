@@ -16,6 +16,7 @@ from claw_plan.planner.baselines.recognise import read_setting
 from claw_plan.planner.baselines.setting import Setting
 from claw_plan.planner.bucket_choice import with_planned_buckets
 from claw_plan.planner.candidate import BUCKET_BYTES
+from claw_plan.planner.context_search import ContextSearch, pinned_context
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.expert_search import pinned_experts, search_experts
 from claw_plan.planner.explain import binds, infeasible, infeasible_message, reasons
@@ -81,6 +82,7 @@ class PlanningRequest:
     storage: str | None = None
     policy: Path | None = None
     codecs: str = ""
+    token_frequencies: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     if request.objective == MEMORY:
         problem = least_memory(problem, request.fix)
     plain_scorer, problem = Scorer(problem), pinned_experts(problem, request.fix)
+    problem = pinned_context(problem, posed.model, request.fix)
     scorer = Scorer(problem)
     space = Space(problem, request.fix, codecs_named(request.codecs))
     objective = objective_of(request.objective, scorer, space, request.steps)
@@ -156,7 +159,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     plain = _baselines(plain_scorer, request.fix)
     given = baseline_of(setting, plain_scorer) if setting else None
     known = [choice for choice in plain.values() if _agrees(choice, request.fix)]
-    scorer, found = _search(request, scorer, space, known, objective)
+    scorer, found = _search(request, posed.model, scorer, space, known, objective)
     problem = scorer.problem
     ranked = _with_given(found, given, request.fix, objective)
     if not ranked:
@@ -201,6 +204,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
 
 def _search(
     request: PlanningRequest,
+    model: LoadedModel,
     scorer: Scorer,
     space: Space,
     known: Sequence[Choice],
@@ -220,7 +224,8 @@ def _search(
         raise PlanError(space.explain_empty())
     found = search_closer(scorer, found, request.fix, other_than_time)
     codecs = codecs_named(request.codecs)
-    return search_experts(scorer, found, request.fix, other_than_time, codecs)
+    context = ContextSearch(model=model, fix=request.fix, objective=other_than_time, codecs=codecs)
+    return context.search(*search_experts(scorer, found, request.fix, other_than_time, codecs))
 
 
 def _reasons(

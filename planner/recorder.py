@@ -19,6 +19,7 @@ import torch.nn as nn
 import torch.nn.modules.module as module_hooks
 
 from claw_plan.planner.autograd_graph import watch_leaf_gradients, watch_leaves, ways_around
+from claw_plan.planner.head_shard import opened
 from claw_plan.planner.op_work import Work, num_bytes, works_of
 from claw_plan.planner.torch_private import (
     TorchDispatchMode,
@@ -268,7 +269,7 @@ class Recorder(TorchDispatchMode):
 
     def _pass_on(self, unit: int, tree: Any) -> None:
         """The hidden state that leaves a unit: the first differentiable tensor, or the first."""
-        tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        tensors = [opened(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         if not tensors:
             return
         hidden = next((tensor for tensor in tensors if tensor.requires_grad), tensors[0])

@@ -168,7 +168,9 @@ class Space:
                 runs = self._runs(pp, shares)
                 for tp in self._offered_tp():
                     pieces.append(self._rows(pp, tp, runs, members, refines=refines))
-        return table_of([piece for piece in pieces if piece.shape[1]])
+        graph = self._problem.graph
+        pieces = [piece for piece in pieces if piece.shape[1]]
+        return table_of(pieces, graph.cp, graph.cp_comm_type)
 
     def _shares(self) -> list[tuple[int, int, int]]:
         """(dp, microbatch size, microbatches), every way of sharing out the batch."""
@@ -211,7 +213,8 @@ class Space:
         most = self._problem.cluster.num_devices
         if not refines and not self._lies_close(tp):
             most = min(most, self._problem.devices_per_node)
-        runs = self._in_orders(pp, tp, runs[:, pp * tp * runs[0] <= most], members)
+        ranks = pp * tp * self._problem.graph.cp
+        runs = self._in_orders(pp, tp, runs[:, ranks * runs[0] <= most], members)
         runs = np.concatenate([runs, self._sizes(pp, tp, runs, members)[None]])
         choices = [
             (*again, sequence)

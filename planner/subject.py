@@ -30,16 +30,20 @@ from claw_plan.planner.torch_private import (
     without_onednn,
 )
 
-Exchanged = Callable[[str, int, str], None]
-"""Told of a collective: its name, the bytes of its full buffer, the module it serves."""
+Exchanged = Callable[..., None]
+"""Told of a collective: its name, the bytes of its full buffer, the module it serves, and the mesh
+axis if that is not 'tp'."""
 
 Around = Callable[[nn.Module, Exchanged], AbstractContextManager[object]]
-"""What tensor parallelism puts around a recorded step: it may change the module inside."""
+"""What divides a model around a recorded step: it may change the module inside."""
 
 
 @dataclass
 class Subject:
-    """A built model. `fake` is None on real tensors; `folds` hold the chain of blocks."""
+    """A built model. `fake` is None on real tensors; `folds` hold the chain of blocks.
+
+    `around` is put around every step that is recorded.
+    """
 
     model: LoadedModel
     module: nn.Module
@@ -48,6 +52,7 @@ class Subject:
     dtype: torch.dtype
     names: dict[int, str] = field(default_factory=dict)
     folds: list[Fold] = field(default_factory=list)
+    around: Around | None = None
 
     @classmethod
     def prepare(
@@ -188,8 +193,10 @@ class Subject:
         batch = self.batch(batch_size)
         recorder: Recorder
 
-        def exchanged(op: str, num_bytes: int, module: str) -> None:
-            recorder.exchange(op, num_bytes, module)
+        def exchanged(op: str, num_bytes: int, module: str, axis: str = "tp") -> None:
+            recorder.exchange(op, num_bytes, module, axis)
+
+        around = around or self.around
 
         with self.world(), around(self.module, exchanged) if around else nullcontext():
             tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())

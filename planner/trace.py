@@ -29,7 +29,7 @@ from claw_plan.planner.graph import (
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.recorder import Recording
 from claw_plan.planner.subject import Around, Subject
-from claw_plan.planner.torch_private import BatchNorm, FakeTensorMode
+from claw_plan.planner.torch_private import BatchNorm
 from claw_plan.planner.trace_divided import DividedTrace, trace_divided
 from claw_plan.planner.trace_experts import with_experts
 from claw_plan.profiles.errors import InputError
@@ -62,8 +62,8 @@ def trace(
 
     `fold=False` runs every block instead of a few of each kind; the result is the same.
     `progress` is told in words what is being done. With `around`, what is traced is what that
-    makes of each step: one rank's part of it, without tensor parallelism. Raises TraceError when the model cannot be
-    run, or not be trained as it stands.
+    makes of each step: one rank's part of it, without tensor parallelism. Raises TraceError when
+    the model cannot be run, or not be trained as it stands.
     """
     if dtype not in DTYPES:
         raise InputError(f"a model is traced in {', '.join(DTYPES)}, but got {dtype!r}")
@@ -77,20 +77,16 @@ def trace(
             if graph is not None:
                 return graph
     except TraceError as error:
-        return _traced_on_real_tensors(model, seq_len, tell, error, around)
+        if error.__cause__ is None or around is not None:
+            raise  # a refusal of our own: real tensors would not change it
+        return _traced_on_real_tensors(model, seq_len, tell, error)
     raise AssertionError("without a fold no block stands for another")
 
 
 def _traced_on_real_tensors(
-    model: LoadedModel,
-    seq_len: int | None,
-    tell: Progress,
-    cause: TraceError,
-    around: AroundSubject | None,
+    model: LoadedModel, seq_len: int | None, tell: Progress, cause: TraceError
 ) -> ModelGraph:
     """The same on real tensors, for models that need values; raises `cause` if that fails too."""
-    if cause.__cause__ is None or around is not None:  # a refusal of our own: real tensors would not change it
-        raise cause
     check_size(model, cause)
     tell(f"running {model.name} on real tensors")
     subject = Subject.prepare(model, seq_len=seq_len, dtype=torch.float32, real=True)
@@ -116,7 +112,9 @@ def _graph_of(subject: Subject, tell: Progress) -> ModelGraph | None:
     divided = trace_divided(subject)
     assumptions += divided.assumptions
     every = {PLAIN: costs, **divided.costs}
-    return with_experts(subject, _assemble(subject, recordings[0], every, divided, assumptions))
+    return with_experts(
+        subject, _assemble(subject, recordings[0], every, divided, assumptions), divided.experts
+    )
 
 
 def _plain_costs(

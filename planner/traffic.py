@@ -78,13 +78,14 @@ def predict_traffic(
         at = partial(_index, candidate, rank)
         # Rounds of messages differ from replica to replica; collectives do not.
         replica = at("dp_replicate") if candidate.collective != "auto" else 0
-        place = Place(dp_shard=at("dp_shard"), tp=at("tp"))
+        shard = at("dp_shard") * candidate.cp + at("cp")
+        place = Place(dp_shard=shard, tp=at("tp"))
         ranks.append(counted(place, at("pp"), replica))
     return ranks
 
 
 def _places(candidate: Candidate) -> list[Place]:
-    indices = product(range(candidate.dp_shard), range(candidate.tp))
+    indices = product(range(candidate.shard_ranks), range(candidate.tp))
     return [Place(dp_shard=shard, tp=tp) for shard, tp in indices]
 
 
