@@ -13,7 +13,9 @@ that no rank needs the next step's batch; what is left in flight is drained wher
 
 from __future__ import annotations
 
-from claw_plan.planner.actions import BACKWARD, FORWARD, Action
+from collections.abc import Sequence
+
+from claw_plan.planner.actions import BACKWARD, FORWARD, Action, message_for
 
 DELAY = 1
 """Steps by which the weights that gradients are found at lie behind, on every stage alike."""
@@ -49,3 +51,31 @@ def drain_row(rank: int, num_ranks: int, num_microbatches: int, step: int) -> tu
 def version_of(step: int) -> int:
     """After how many updates the weights are as all microbatches of a step use them."""
     return max(0, step - DELAY)
+
+
+def ask_places(
+    rows: Sequence[Sequence[Action]], num_microbatches: int
+) -> dict[tuple[int, str, int], int]:
+    """How many actions a message's receiver has run when it asks for it, as in `receives`.
+
+    A rank asks one message ahead each way, once it is certain to come: when it takes the one
+    before, but for none of a step that it has not begun, and for no gradient of what it has not
+    sent on.
+    """
+    places: dict[tuple[int, str, int], int] = {}
+    for row in rows:
+        newest = {FORWARD: 0, BACKWARD: 0}
+        place_of = {action: place for place, action in enumerate(row)}
+        begins = 0
+        for place, action in enumerate(row):
+            stage, kind, index = action
+            if kind == FORWARD and index % num_microbatches == 0:
+                begins = place - 1 if place and row[place - 1].kind == BACKWARD else place
+            earliest = begins
+            if kind == BACKWARD:
+                earliest = place_of[Action(stage, FORWARD, index)] + 1
+            message = message_for(action, len(rows))
+            if message is not None:
+                places[message] = max(newest[kind], earliest)
+            newest[kind] = place
+    return places

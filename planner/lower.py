@@ -96,7 +96,7 @@ class _Stage:
 
 
 @dataclass
-class _Rank:
+class LoweredRank:
     """One pipeline rank; `pending[done]` is its next action."""
 
     view: View
@@ -144,7 +144,7 @@ class Lowering:
         rows = schedule_actions(candidate.schedule, candidate.pp, count, candidate.stages_per_rank)
         ports = add_stage_streams(builder, views, first_rank)
         self._ranks = [
-            _Rank(view=view, streams=port, pending=row)
+            LoweredRank(view=view, streams=port, pending=row)
             for view, port, row in zip(views, ports, rows, strict=True)
         ]
         self._num_stages = len(cuts)
@@ -179,12 +179,12 @@ class Lowering:
                 first = rank.done
                 self._lower_what_is_ready(rank)
                 progress = progress or rank.done > first
-        return [
-            RankEnd(rank.view, rank.streams, [stage.data for stage in rank.stages.values()])
-            for rank in self._ranks
-        ]
+        return [self._end_of(rank) for rank in self._ranks]
 
-    def _lower_what_is_ready(self, rank: _Rank) -> None:
+    def _end_of(self, rank: LoweredRank) -> RankEnd:
+        return RankEnd(rank.view, rank.streams, [stage.data for stage in rank.stages.values()])
+
+    def _lower_what_is_ready(self, rank: LoweredRank) -> None:
         """A rank's next actions, up to one whose message has not been sent."""
         while rank.done < len(rank.pending):
             action = rank.pending[rank.done]
@@ -198,7 +198,7 @@ class Lowering:
             rank.done += 1
             rank.ends.append(rank.streams.last_task)
 
-    def _arrives(self, rank: _Rank, message: Message) -> int | None:
+    def _arrives(self, rank: LoweredRank, message: Message) -> int | None:
         """The task at whose end a rank has a message; None while that is not made."""
         made = self._made.get(message)
         if made is None:
@@ -208,7 +208,7 @@ class Lowering:
         asked = rank.streams.ask(cost, f"ask {label}", asked_after, streams)
         return streams.answer(cost, f"send {label}", task, asked, rank.streams)
 
-    def _lower_action(self, rank: _Rank, action: Action) -> None:
+    def _lower_action(self, rank: LoweredRank, action: Action) -> None:
         stage, label = rank.stages[action.stage], str(action)
         if action.kind == FORWARD:
             self._forward(rank, stage, label)
@@ -216,7 +216,7 @@ class Lowering:
             self._backward(rank.streams, stage, action, label)
         self._send(rank.streams, stage, action, label)
 
-    def _forward(self, rank: _Rank, stage: _Stage, label: str) -> None:
+    def _forward(self, rank: LoweredRank, stage: _Stage, label: str) -> None:
         data, streams = stage.data, rank.streams
         streams.next_alloc_bytes = stage.held.microbatch_bytes
         if not rank.done:

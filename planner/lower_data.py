@@ -103,6 +103,10 @@ class DataParallel:
         self._complete: dict[int, list[int]] = {}
         self._has_gradients = False
 
+    def begin_step(self) -> None:
+        """The gradients that have added up are used: the next ones begin at nothing."""
+        self._has_gradients = False
+
     def begin_forward(self, units: Sequence[int]) -> None:
         """A microbatch's forward starts; `units` in the order they run."""
 

@@ -12,9 +12,11 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import lower
 from claw_plan.planner.memory import MemoryModel, StageMemory
 from claw_plan.planner.problem import Problem
+from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.side_by_side import side_by_side
 from claw_plan.planner.stage_path import Cuts
+from claw_plan.planner.steady_state import steady_step
 from claw_plan.profiles.units import s_from_ns
 from claw_plan.simulator.simulate import makespan_ns, simulate
 from claw_plan.simulator.timeline import Timeline
@@ -42,7 +44,8 @@ class Scored:
     `parts_ns` add up to the step time of the busiest stage: what its compute stream did, and what
     it waited for (`dp_comm_exposed`, `pp_bubble`). `mfu` is model FLOPs (forward and backward of
     the whole model, recompute left out) over time, devices and peak. `sources` is the share of
-    kernel time that rests on each kind of cost. Runners-up have no `timeline`.
+    kernel time that rests on each kind of cost. Runners-up have no `timeline`. Where steps overlap
+    a run takes `fill_and_drain_ns` beside its steps.
     """
 
     candidate: Candidate
@@ -57,6 +60,7 @@ class Scored:
     communication_share: float
     sources: Mapping[str, float]
     timeline: Timeline | None
+    fill_and_drain_ns: int = 0
 
     @property
     def short(self) -> str:
@@ -85,12 +89,19 @@ class Scorer:
 
     def step_time_ns(self, candidate: Candidate, cuts: Cuts) -> int:
         """The simulated step time alone."""
+        if candidate.schedule in ASYNCHRONOUS:
+            return steady_step(self.problem, self.shards, candidate, cuts).period_ns
         return makespan_ns(lower(self.problem, self.shards, candidate, cuts).graph)
 
     def score(self, candidate: Candidate, cuts: Cuts) -> Scored:
         """The candidate in full, with its timeline."""
         held = [self.memory.held(candidate, start, stop) for start, stop in cuts]
-        timeline = simulate(lower(self.problem, self.shards, candidate, cuts, held).graph)
+        fill_and_drain_ns = 0
+        if candidate.schedule in ASYNCHRONOUS:
+            steady = steady_step(self.problem, self.shards, candidate, cuts, held)
+            timeline, fill_and_drain_ns = steady.timeline, steady.fill_and_drain_ns
+        else:
+            timeline = simulate(lower(self.problem, self.shards, candidate, cuts, held).graph)
         training, graph = self.problem.training, self.problem.graph
         step_ns = timeline.step_time_ns
         samples_per_s = training.global_batch / s_from_ns(step_ns)
@@ -101,6 +112,7 @@ class Scorer:
             candidate=candidate,
             cuts=cuts,
             step_time_ns=step_ns,
+            fill_and_drain_ns=fill_and_drain_ns,
             memory=self.memory.stages(candidate, cuts),
             parts_ns=parts,
             samples_per_s=samples_per_s,

@@ -24,7 +24,11 @@ def makespan_ns(graph: TaskGraph) -> int:
 
 def simulate(graph: TaskGraph) -> Timeline:
     """Plays the graph; spans are ordered by start, then task."""
-    start, finish = finish_times_ns(graph)
+    return timeline_of(graph, *finish_times_ns(graph))
+
+
+def timeline_of(graph: TaskGraph, start: Int, finish: Int) -> Timeline:
+    """The Timeline of a graph whose tasks start and finish then."""
     spans = tuple(
         Span(
             rank=graph.ranks[graph.stream[task]],
