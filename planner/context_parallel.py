@@ -2,9 +2,9 @@
 
 Inputs stay whole, they are small. A table that is asked for an input's tokens answers with this
 rank's part of them, as a `HeadShard` that has the shape of the whole; where no table does, the
-hidden state is divided before the first block. What follows is local but for attention and the
-loss (`context_parallel_ops`). The loss is the whole one, the same on all ranks, and gradients of
-parameters are to be averaged over them.
+hidden state is divided before the first block. What follows is local but for attention
+(`context_parallel_attention`) and the loss (`context_parallel_ops`). The loss is the whole one, the
+same on all ranks, and gradients of parameters are to be averaged over them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,22 @@ import torch
 import torch.nn as nn
 from torch.utils.hooks import RemovableHandle
 
-from claw_plan.planner.context_parallel_division import (
-    SequenceDivision,
-    sequence_division,
+from claw_plan.planner import (
+    context_parallel_attention,
+    context_parallel_ops,
+    head_shard_ops,
+    head_shard_views,
 )
-from claw_plan.planner.context_parallel_ops import SEQUENCE_HANDLERS
+from claw_plan.planner.context_parallel_division import SequenceDivision, sequence_division
 from claw_plan.planner.context_parallel_ranks import ContextRanks
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.head_shard import SHARED, HeadShard
 from claw_plan.planner.torch_private import tree_leaves
+
+TRANSLATIONS = (
+    context_parallel_attention, context_parallel_ops, head_shard_ops, head_shard_views,
+)  # fmt: skip
+"""Imported for what they register."""
 
 SEQUENCE_DIM = 1
 """Of a hidden state [batch, sequence, ...]."""
@@ -98,9 +105,7 @@ def divide_context(
 
     Random numbers for a rank's own tokens are drawn inside `drawing`.
     """
-    division = sequence_division(
-        kind, ranks, SEQUENCE_HANDLERS, drawing=drawing, is_planned=is_planned
-    )
+    division = sequence_division(kind, ranks, drawing=drawing, is_planned=is_planned)
     divided = ContextParallelModel(division)
     handles = divided._handles
     handles.append(

@@ -8,16 +8,24 @@ gradients are parts, which come together where the gradients of parameters are a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from claw_plan.planner.candidate import ALL_GATHER, ALL_TO_ALL
-from claw_plan.planner.context_parallel_ranks import ContextRanks, Pieces, own_chunks
+from claw_plan.planner.context_parallel_ranks import (
+    ContextRanks,
+    Pieces,
+    gather,
+    own_chunks,
+)
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.head_shard import SHARED, Division, Handler, HeadShard, Layout
+
+Function = Callable[..., Any]
 
 PIECES = {ALL_GATHER: 2, ALL_TO_ALL: 1}
 """Of two pieces each rank has an early and a late chunk: causal work is then the same on all.
@@ -79,20 +87,51 @@ class SequenceDivision(Division):
         return HeadShard(part, Layout(division=self, dim=dim, parts=PIECES[self.kind]))
 
 
+SEQUENCE_HANDLERS: dict[str, Handler] = {}
+"""Translations by the name of the torch function: `context_parallel_attention` and `_ops`."""
+
+
+def handles(names: str) -> Callable[[Handler], Handler]:
+    """Registers a translation under the names of the functions it is for."""
+
+    def register(handler: Handler) -> Handler:
+        SEQUENCE_HANDLERS.update(dict.fromkeys(names.split(), handler))
+        return handler
+
+    return register
+
+
+def division_of(shard: HeadShard) -> SequenceDivision:
+    """How its sequence is divided."""
+    division = shard.divided.division
+    assert isinstance(division, SequenceDivision)
+    return division
+
+
+def whole(shard: HeadShard) -> torch.Tensor:
+    """The tensor of all positions, gathered from all ranks."""
+    layout, division = shard.divided, division_of(shard)
+    return gather(shard.local, layout.dim, division.pieces(layout.parts), division.context)
+
+
+def offset_of(tensor: torch.Tensor) -> int:
+    """How far from the right the divided dimension is; 0 where there is none."""
+    return tensor.ndim - tensor.divided.dim if isinstance(tensor, HeadShard) else 0
+
+
 def sequence_division(
     kind: str,
     ranks: ContextRanks,
-    handlers: dict[str, Handler],
     *,
     drawing: AbstractContextManager[None] = SHARED,
     is_planned: bool = False,
 ) -> SequenceDivision:
-    """The division of one model's sequences; `handlers` are those of `context_parallel_ops`."""
+    """The division of one model's sequences."""
     return SequenceDivision(
         ranks=_Positions(ranks.degree, ranks.rank),
         where="the sequence",
         drawing=drawing,
-        handlers=handlers,
+        handlers=SEQUENCE_HANDLERS,
         sums_gradients=False,
         kind=kind,
         context=ranks,
