@@ -1,7 +1,7 @@
-"""Backwards of a model that train nothing become the ready times of its gradients.
+"""Steps of a model that train nothing become the ready times of its gradients, and what follows.
 
-`planner.bucket_plan` cuts buckets by them; where nothing is recorded `planner.bucket_choice` reads
-them off a simulated step.
+`planner.bucket_plan` and `bucket_order` cut and order buckets by them; where nothing is recorded
+`planner.bucket_choice` reads them off a simulated step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from claw_plan.executor.errors import ExecutionError
+from claw_plan.planner.bucket_order import NextStep
 from claw_plan.planner.bucket_plan import Gradients
 
 Backward = Callable[[], object]
@@ -61,3 +62,54 @@ def _latest(ready_ns: Sequence[int], group: dist.ProcessGroup | None) -> list[in
     latest = torch.tensor(ready_ns, dtype=torch.int64)
     dist.all_reduce(latest, op=dist.ReduceOp.MAX, group=group)
     return [int(value) for value in latest.tolist()]
+
+
+def record_next(
+    module: nn.Module,
+    backward: Backward,
+    update: Callable[[], object],
+    repeats: int,
+    group: dist.ProcessGroup | None = None,
+) -> NextStep:
+    """When a forward needs each parameter, last to first, and what an optimizer's step takes.
+
+    A parameter is needed where the first module that holds it is entered; `update` is shared out
+    by elements. Medians, of several ranks the latest; gradients are left cleared.
+    """
+    trained = [p for p in module.parameters() if p.requires_grad][::-1]
+    entered: dict[int, list[int]] = {id(parameter): [] for parameter in trained}
+    forwards, updates, start_ns, count = list[int](), list[int](), 0, 0
+
+    def enter(held: nn.Module, *_: object) -> None:
+        for parameter in held.parameters(recurse=False):
+            times = entered.get(id(parameter), [])
+            if len(times) == count:
+                times.append(time.perf_counter_ns() - start_ns)
+
+    def leave(*_: object) -> None:
+        forwards.append(time.perf_counter_ns() - start_ns)
+
+    handles = [held.register_forward_pre_hook(enter) for held in module.modules()]
+    handles.append(module.register_forward_hook(leave))
+    try:
+        for count in range(repeats):  # noqa: B007 (read by `enter`)
+            module.zero_grad()
+            start_ns = time.perf_counter_ns()
+            backward()
+            began_ns = time.perf_counter_ns()
+            update()
+            updates.append(time.perf_counter_ns() - began_ns)
+    finally:
+        module.zero_grad()
+        for handle in handles:
+            handle.remove()
+    needed = [int(statistics.median(entered[id(p)] or [0])) for p in trained]
+    *told, forward_ns, update_ns = _latest(
+        [*needed, int(statistics.median(forwards)), int(statistics.median(updates))], group
+    )
+    total = sum(p.numel() for p in trained)
+    return NextStep(
+        needed_ns=tuple(told),
+        update_ns=tuple(update_ns * p.numel() // total for p in trained),
+        forward_ns=forward_ns,
+    )

@@ -1,8 +1,9 @@
 """One rank of bench/buckets.py: plans buckets from what it measures, and times them beside DDP.
 
-Started by that bench on every host. All ways of averaging take turns in the same processes, one
-step each a round, so that what disturbs the machine disturbs all. A step lasts from all ranks'
-meeting until the last has its mean gradients; the longest rank counts.
+Started by that bench on every host. All ways of averaging take turns in the same processes, some
+steps each a round, so that what disturbs the machine disturbs all. The first step of a turn warms
+up: only after it the one before is still on its way where the next forward waits bucket by bucket.
+A step is forward, backward, averaging and AdamW; the longest rank counts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,12 @@ import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor.benchmark_gloo import fit_line
-from claw_plan.executor.bucket_times import record_ready
+from claw_plan.executor.bucket_times import record_next, record_ready
 from claw_plan.executor.communication.reducer import Replicas
+from claw_plan.executor.next_forward import NextForward
+from claw_plan.planner.bucket_order import NextStep, OrderedBuckets, ordered_buckets
 from claw_plan.planner.bucket_plan import (
+    BucketPlan,
     Cost,
     Gradients,
     affine_cost,
@@ -41,6 +45,9 @@ MB = 1_000_000
 PROBED_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 PROBES, BACKWARDS = 3, 5
 ALONE, TORCH, FILLED, PLANNED = "alone", "torch's default", "25 MB", "planned"
+ORDERED = "planned, as the next forward needs them"
+TIMED = 2
+"""Steps of a turn after its first."""
 
 
 def build(config: dict[str, int]) -> nn.Module:
@@ -54,14 +61,16 @@ def build(config: dict[str, int]) -> nn.Module:
     made: nn.Module = module.GPT(module.GPTConfig(**config))
     for parameter in made.parameters():
         parameter.register_post_accumulate_grad_hook(_let_others_run)
+    for held in made.modules():
+        held.register_forward_pre_hook(_let_others_run)
     return made
 
 
-def _let_others_run(_: torch.Tensor) -> None:
+def _let_others_run(*_: object) -> None:
     """gloo's threads share the rank's core, and in real time none takes it from another.
 
     The fair scheduler lets a thread that slept run at once; here every way yields alike, at each
-    gradient.
+    gradient and at each module of the forward.
     """
     os.sched_yield()
 
@@ -94,16 +103,44 @@ class Steps:
         _, loss = module(**self._batch)
         loss.backward()
 
-    def timed(self, module: nn.Module, *, syncs: bool) -> float:
-        """Milliseconds of the slowest rank."""
-        module.zero_grad()
+    def turn(self, way: Way) -> list[float]:
+        """Milliseconds of some steps in a row, of the slowest rank each; nothing stays behind."""
         dist.barrier()
-        start = time.perf_counter_ns()
-        with nullcontext() if syncs else module.no_sync():  # type: ignore[operator]
-            self.run(module)
-        taken = torch.tensor(float(time.perf_counter_ns() - start))
-        dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-        return taken.item() / 1e6
+        taken = []
+        for _ in range(1 + TIMED):
+            start = time.perf_counter_ns()
+            way.step(lambda: self.run(way.module))
+            taken.append(float(time.perf_counter_ns() - start))
+        way.settle()
+        longest = torch.tensor(taken[1:])
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+        return [spent / 1e6 for spent in longest.tolist()]
+
+
+class Way:
+    """A wrapped module and its optimizer; with `syncs` off gradients stay each rank's own."""
+
+    def __init__(self, module: nn.Module, *, syncs: bool = True, ahead: bool = False) -> None:
+        self.module, self._syncs = module, syncs
+        self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+        self._ahead = None
+        if ahead:
+            assert isinstance(module, Replicas)
+            self._ahead = NextForward(module, self._optimizer)
+
+    def step(self, run: Callable[[], None]) -> None:
+        if self._ahead is not None:
+            with self._ahead.step(defers=True):
+                run()
+            return
+        with nullcontext() if self._syncs else self.module.no_sync():  # type: ignore[operator]
+            run()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def settle(self) -> None:
+        if self._ahead is not None:
+            self._ahead.settle()
 
 
 def ddp(module: nn.Module, bucket_mb: float | None) -> DistributedDataParallel:
@@ -114,18 +151,45 @@ def ddp(module: nn.Module, bucket_mb: float | None) -> DistributedDataParallel:
     )
 
 
-def planned(gradients: Gradients, cost: Cost) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The boundaries, and what is expected of them and of buckets filled to 25 MB."""
-    found = plan_buckets(gradients, cost)
+def planned(
+    gradients: Gradients, following: NextStep, cost: Cost
+) -> tuple[BucketPlan, OrderedBuckets, dict[str, Any]]:
+    """The boundaries, and what is expected of them and of buckets filled to 25 MB.
+
+    Exposed is what forward and updates end later than without any traffic.
+    """
+    found, ordered = plan_buckets(gradients, cost), ordered_buckets(gradients, following, cost)
     filled = filled_buckets([4 * numel for numel in gradients.numels], 25 * MB)
     last_ns = gradients.complete_ns[-1]
-    return found.sizes, {
-        "sizes": found.sizes,
-        "filled": filled,
-        "exposed_ms": {
-            PLANNED: (found.finish_ns - last_ns) / 1e6,
-            FILLED: (finish_ns(gradients, filled, cost) - last_ns) / 1e6,
+    return (
+        found,
+        ordered,
+        {
+            "sizes": found.sizes,
+            "ordered": ordered.sizes,
+            "order": ordered.order,
+            "filled": filled,
+            "exposed_ms": {
+                PLANNED: (found.finish_ns - last_ns) / 1e6,
+                FILLED: (finish_ns(gradients, filled, cost) - last_ns) / 1e6,
+                ORDERED: (ordered.finish_ns - last_ns - following.alone_ns) / 1e6,
+            },
         },
+    )
+
+
+def make_ways(
+    config: dict[str, int], sizes: Sequence[int], ordered: Sequence[int], order: Sequence[int]
+) -> dict[str, Way]:
+    world, own = dist.group.WORLD, dist.new_group()
+    assert world is not None
+    assert isinstance(own, dist.ProcessGroup)
+    return {
+        ALONE: Way(ddp(build(config), None), syncs=False),
+        TORCH: Way(ddp(build(config), None)),
+        FILLED: Way(ddp(build(config), 25.0)),
+        PLANNED: Way(Replicas(build(config), world, sizes)),
+        ORDERED: Way(Replicas(build(config), own, ordered, order=order), ahead=True),
     }
 
 
@@ -145,24 +209,22 @@ def main() -> None:
     steps = Steps({"idx": tokens, "targets": tokens.roll(-1, 1)})
     start_ns, bytes_per_s = probe()
     ready = record_ready(module, lambda: steps.run(module), BACKWARDS, dist.group.WORLD)
-    sizes, expected = planned(ready, affine_cost(round(start_ns), 1e9 / bytes_per_s, 4))
-    told = [sizes]
+    still = torch.optim.AdamW(module.parameters(), lr=0.0)
+    following = record_next(
+        module, lambda: steps.run(module), still.step, BACKWARDS, dist.group.WORLD
+    )
+    found, ordered, expected = planned(
+        ready, following, affine_cost(round(start_ns), 1e9 / bytes_per_s, 4)
+    )
+    told = [found.sizes, ordered.sizes, ordered.order]
     dist.broadcast_object_list(told)
-    assert dist.group.WORLD is not None
-    ways: dict[str, Callable[[], float]] = {}
-    for name, wrapped in {
-        TORCH: ddp(build(options.config), None),
-        FILLED: ddp(build(options.config), 25.0),
-        PLANNED: Replicas(build(options.config), dist.group.WORLD, told[0]),
-    }.items():
-        ways[name] = lambda wrapped=wrapped: steps.timed(wrapped, syncs=True)  # type: ignore[misc]
-        ways.setdefault(ALONE, lambda wrapped=wrapped: steps.timed(wrapped, syncs=False))  # type: ignore[misc]
+    ways = make_ways(options.config, *told)
     samples: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(options.rounds + 2):
+    for turn in range(options.rounds + 1):
         for name, way in ways.items():
-            taken = way()
-            if turn > 1:  # DistributedDataParallel has laid its buckets out anew
-                samples[name].append(taken)
+            taken = steps.turn(way)
+            if turn:  # DistributedDataParallel has laid its buckets out anew
+                samples[name] += taken
     if not dist.get_rank():
         about = {"parameters": sum(ready.numels), "start_ms": start_ns / 1e6,
                  "mb_per_s": bytes_per_s / MB}  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 
-from claw_plan.executor.bucket_times import record_ready
+from claw_plan.executor.bucket_times import record_next, record_ready
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.ranks import Rank
 
@@ -39,3 +39,15 @@ def test_a_gradient_that_never_comes_is_named() -> None:
     module = chain()
     with pytest.raises(ExecutionError, match=r"no backward reached 2\.weight"):
         record_ready(module, lambda: module[0](torch.ones(1, 3)).sum().backward(), 1)
+
+
+def test_the_first_layer_is_needed_first(alone: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock: start, a read for each parameter as it is entered, forward's end, and updates."""
+    clock = iter([0, 10, 11, 30, 45, 100, 124])
+    monkeypatch.setattr("time.perf_counter_ns", lambda: next(clock))
+    module = chain()
+    found = record_next(module, lambda: module(torch.ones(1, 3)).sum().backward(), list, 1)
+    # Parameters from the last: 8, 4 and 12 elements.
+    assert found.needed_ns == (30, 11, 10)
+    assert found.forward_ns == 45
+    assert found.update_ns == (8, 4, 12)

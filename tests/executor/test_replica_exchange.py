@@ -44,9 +44,9 @@ def found(tiny_plan: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
     options |= {name.partition(":")[0]: {"codec": name} for name in (*OF_MOMENTUM, *OF_GRADIENTS)}
     options |= {name: {"collective": name} for name in ALGORITHMS}
     options |= {"small_buckets": {"codec": "int8", "bucket_bytes": 9000}}
-    options |= {"one_bit_other": {"codec": "one_bit", "bucket_bytes": 9000}}
     options |= {"in_turn": {"buckets": BUCKETS}}
     options |= {"ordered": {"buckets": BUCKETS, "bucket_order": (0, 1, 4, 2, 3)}}
+    options |= {"one_bit_other": {"codec": "one_bit", "bucket_bytes": 9000}}
     plans = [tiny_plan(name, dp_replicate=4, **knobs) for name, knobs in options.items()]
     ranks = [
         subprocess.Popen(
