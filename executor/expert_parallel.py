@@ -34,6 +34,7 @@ from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.reached import leave_unreached
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.expert_parallel import ExpertCall, hold_part
+from claw_plan.planner.expert_tensor_parallel import DividedExperts
 from claw_plan.planner.graph import ExpertRule
 from claw_plan.planner.placement import EXPERT_REPLICATE, EXPERT_SHARD
 from claw_plan.planner.plan import Plan
@@ -74,10 +75,19 @@ def hold_experts(plan: Plan, model: nn.Module, blocks: Sequence[str], mesh: Mesh
         kept = hold_part(module, rule, part, ep)
         for own, _ in module.named_parameters():
             first[f"{name}.{own}"] = 0 if rule.listed else kept.start
-        module.forward = Spread(module, rule, group)  # type: ignore[method-assign]
+        _put_inside(module, Spread(module, rule, group))
     return HeldExperts(
         ranks=ranks, first=first, modules={name: module for name, (module, _) in modules.items()}
     )
+
+
+def _put_inside(module: nn.Module, spread: Spread) -> None:
+    """Hidden states travel before tensor parallelism sums the results: k times fewer rows."""
+    divided = module.forward
+    if isinstance(divided, DividedExperts):
+        spread.own, divided.own = divided.own, spread
+    else:
+        module.forward = spread  # type: ignore[method-assign]
 
 
 def _divided(
@@ -98,12 +108,12 @@ def _divided(
 
 
 class Spread:
-    """In place of a module's forward: its own forward, on the tokens of the group's ranks."""
+    """In place of a module's forward: `own`, its forward, on the tokens of the group's ranks."""
 
     def __init__(self, module: nn.Module, rule: ExpertRule, group: dist.ProcessGroup) -> None:
         self._module, self._group = module, group
         self._experts, self._is_list = rule.experts, bool(rule.listed)
-        self._forward: Callable[..., Any] = module.forward
+        self.own: Callable[..., Any] = module.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """What the module would answer if it held all experts."""
@@ -153,7 +163,7 @@ class Spread:
         made = arrived
         if arrived.shape[0]:
             ones = torch.ones(here.shape[0], 1, dtype=dtype, device=arrived.device)
-            made = call.again(self._forward, arrived, here[:, None], ones)
+            made = call.again(self.own, arrived, here[:, None], ones)
         if made.requires_grad and (arrived.shape[0] or self._is_list):
             return made
         return _Reached.apply(made, *self._module.parameters())  # type: ignore[no-any-return]

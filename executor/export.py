@@ -31,6 +31,7 @@ from claw_plan.executor.opened_plan import device_type_of, open_plan
 from claw_plan.executor.sharding import stays_whole
 from claw_plan.executor.whole_model import cast_floats
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
+from claw_plan.planner.expert_tensor_parallel import EXPERTS
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
 
@@ -128,6 +129,11 @@ def refuse(plan: Plan, path: Path) -> None:
                 f"export: {name}={getattr(knobs, name)} has no plain form in torch; plan again "
                 f"with --fix {name}={getattr(neutral, name)}"
             )
+    if any(rule.style == EXPERTS for rule in plan.tensor_parallel):
+        raise ExecutionError(
+            "export: experts divided by tensor parallelism have no plain form in torch; plan "
+            "again with --fix tp=1"
+        )
     if plan.training.precision == "float16":
         raise ExecutionError(
             "export: float16 needs a loss scale that all ranks agree on; plan again with "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch.nn as nn
 
 from claw_plan.executor.mesh import Mesh
 from claw_plan.planner.errors import PlanError
+from claw_plan.planner.expert_tensor_parallel import EXPERTS, divide_experts
 from claw_plan.planner.graph import TensorParallelRule
 from claw_plan.planner.plan import Plan, PlanTensorParallel
 from claw_plan.planner.plan_stages import block_pattern
@@ -16,6 +18,7 @@ from claw_plan.planner.sequence_parallel import gather_after, scatter_before
 from claw_plan.planner.tensor_parallel import TensorParallelModel, apply_rules
 from claw_plan.planner.tp_autograd import OverProcessGroup
 from claw_plan.planner.vocabulary_parallel import STYLES, divide_vocabulary
+from claw_plan.planner.vocabulary_parallel_order import rows_of_text
 
 
 def divide_weights(
@@ -32,7 +35,8 @@ def divide_weights(
     Under sequence parallelism the ends of the whole chain of blocks scatter and gather the
     sequence, on the stages that hold them.
     """
-    rules = rules_of(plan, model, blocks)
+    every = rules_of(plan, model, blocks)
+    rules, experts = _of_style(every, EXPERTS, False), _of_style(every, EXPERTS, True)
     if not rules and not _fits_elsewhere(plan):
         raise PlanError(
             "the plan has tp > 1 and no tensor_parallel rule that fits its blocks; plan again"
@@ -40,6 +44,7 @@ def divide_weights(
     ranks = OverProcessGroup(mesh.group("tp"))
     sequence = plan.knobs().sequence_parallel
     divided = apply_rules(model, rules, ranks, sequence_parallel=sequence, drawing=drawing)
+    divide_experts(model, experts, divided, sequence_parallel=sequence)
     divide_vocabulary(model, _vocabulary_rules(plan), divided)
     first, last = plan.blocks[0], plan.blocks[-1]
     if sequence and first in blocks:
@@ -55,6 +60,17 @@ def _fits_elsewhere(plan: Plan) -> bool:
         {f"{name}." for block in plan.blocks for name in (block_pattern(block), block)}
     )
     return any(f"{rule.modules}.".startswith(patterns) for rule in plan.tensor_parallel)
+
+
+def _of_style(
+    rules: Mapping[str, Sequence[TensorParallelRule]], style: str, wanted: bool
+) -> dict[str, list[TensorParallelRule]]:
+    """The rules of the style, or all others, of the blocks that have any."""
+    found = {
+        block: [rule for rule in own if (rule.style == style) == wanted]
+        for block, own in rules.items()
+    }
+    return {block: own for block, own in found.items() if own}
 
 
 def rules_of(
@@ -83,7 +99,9 @@ def rules_of(
 
 def _vocabulary_rules(plan: Plan) -> list[TensorParallelRule]:
     """The rules of tables and heads, with modules named from the model."""
-    return [_rule(rule, rule.modules) for rule in plan.tensor_parallel if rule.style in STYLES]
+    rows = tuple(rows_of_text(plan.vocabulary_rows)) if plan.vocabulary_rows else ()
+    rules = [_rule(rule, rule.modules) for rule in plan.tensor_parallel if rule.style in STYLES]
+    return [replace(rule, rows=rows) if rule.heads == len(rows) else rule for rule in rules]
 
 
 def _rule(rule: PlanTensorParallel, module: str) -> TensorParallelRule:

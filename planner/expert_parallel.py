@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,9 @@ import torch.nn as nn
 
 from claw_plan.planner.graph import ExpertRule
 from claw_plan.planner.sequence_parallel_search import TRIAL_ERRORS
+
+WANTED = "not with hidden states, indices and weights of each token's experts"
+"""How experts that can be shared are called, in words."""
 
 TRIED_EXPERTS, TRIED_TOKENS = 4, 24
 """Sizes of the copy that is tried; so many tokens meet every expert."""
@@ -105,10 +108,14 @@ class ExpertList(nn.ModuleList):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertFinding:
-    """Rules by block; `refused` says why a block's experts cannot be shared out."""
+    """Rules by block; `refused` says why a block's experts cannot be shared out.
 
-    rules: Mapping[str, tuple[ExpertRule, ...]]
-    refused: Mapping[str, str]
+    `calls` has how the module of each was called, by its name.
+    """
+
+    rules: Mapping[str, tuple[ExpertRule, ...]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    calls: Mapping[str, ExpertCall] = field(default_factory=dict)
 
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
@@ -123,7 +130,10 @@ def find_experts(
     Must be called where tensors are real: copies are tried.
     """
     inside = {block: dict(_holders(model.get_submodule(block))) for block in blocks}
-    calls = _calls([m for held in inside.values() for m in held.values()], forward)
+    holders = [module for held in inside.values() for module in held.values()]
+    if not holders:
+        return ExpertFinding(refused=dict(_lists(model, blocks)))
+    calls, read = _calls(holders, forward), {}
     known: dict[tuple[object, ...], ExpertRule | str] = {}
     rules: dict[str, tuple[ExpertRule, ...]] = {}
     refused: dict[str, str] = {}
@@ -139,25 +149,47 @@ def find_experts(
                 refused[block] = f"{block}.{name}: {found}"
             else:
                 own.append(found)
+                args, kwargs, _ = calls[id(module)]
+                read[f"{block}.{name}"] = ExpertCall.read(args, kwargs)
         if own:
             rules[block] = tuple(own)
-    return ExpertFinding(rules=rules, refused=refused)
+    known_calls = {name: call for name, call in read.items() if call is not None}
+    return ExpertFinding(rules=rules, refused=refused, calls=known_calls)
+
+
+def _lists(model: nn.Module, blocks: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Of each block with a list of like modules, why that cannot be shared."""
+    for block in blocks:
+        for name, module in model.get_submodule(block).named_modules():
+            if isinstance(module, nn.ModuleList) and _are_alike(module):
+                yield block, f"{block}.{name}: its modules are called one by one, {WANTED}"
+
+
+def _are_alike(listed: nn.ModuleList) -> bool:
+    kinds = {(type(e), tuple(p.shape for p in e.parameters())) for e in listed}
+    return len(listed) > 1 and len(kinds) == 1
 
 
 def _holders(block: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules that hold experts and nothing else, outermost first."""
     taken: list[str] = []
     for name, module in block.named_modules():
-        if name and not any(name.startswith(f"{outer}.") for outer in taken) and _count(module):
+        if (
+            name
+            and not any(name.startswith(f"{outer}.") for outer in taken)
+            and count_experts(module)
+        ):
             taken.append(name)
             yield name, module
 
 
-def _count(module: nn.Module) -> int:
+def count_experts(module: nn.Module) -> int:
     """How many experts the module holds; 0 where it is no module of experts."""
     own = list(module._parameters.values())
     if listed := _list_of(module):
         return len(_child(module, listed))
+    if type(module).__module__.startswith("torch.nn."):  # a convolution has three dimensions too
+        return 0
     below = sum(1 for child in module.children() for _ in child.parameters())
     if below or not any(p is not None and p.ndim == 3 for p in own):
         return 0
@@ -183,8 +215,7 @@ def _list_of(module: nn.Module) -> str:
     child = module._modules[holders[0]]
     if not isinstance(child, nn.ModuleList) or isinstance(module, nn.ModuleList):
         return ""
-    kinds = {(type(e), tuple(p.shape for p in e.parameters())) for e in child}
-    return holders[0] if len(child) > 1 and len(kinds) == 1 else ""
+    return holders[0] if _are_alike(child) else ""
 
 
 def _calls(modules: Sequence[nn.Module], forward: Callable[[], object]) -> dict[int, Call]:
@@ -206,13 +237,13 @@ def _calls(modules: Sequence[nn.Module], forward: Callable[[], object]) -> dict[
 
 def _rule_of(name: str, module: nn.Module, call: Call | None, samples: int) -> ExpertRule | str:
     """The rule of a module, or why there is none."""
-    experts = _count(module)
+    experts = count_experts(module)
     if call is None:
-        return "its experts are called one by one by the block that chooses them"
+        return f"the model does not call it {WANTED}"
     args, kwargs, result = call
     read = ExpertCall.read(args, kwargs)
     if read is None:
-        return "it is not called with hidden states, indices and weights of each token's experts"
+        return f"it is called otherwise, {WANTED}"
     if not isinstance(result, torch.Tensor) or result.shape != read[read.hidden].shape:
         return "its result is not of the shape of the hidden states it was given"
     hidden, rows = read[read.hidden], read[read.index].numel()
@@ -227,7 +258,7 @@ def _rule_of(name: str, module: nn.Module, call: Call | None, samples: int) -> E
             rows_per_sample=rows // samples,
             row_bytes=hidden.shape[-1] * hidden.element_size(),
         )
-        if any(_agrees(*tried, read, rule) for tried in _copies(module, hidden.shape[-1])):
+        if any(_agrees(*tried, read, rule) for tried in tried_copies(module, hidden.shape[-1])):
             return rule
     return "run on a part of its experts, its forward gives other numbers"
 
@@ -238,7 +269,7 @@ def _is_int(value: object) -> bool:
 
 def hold_part(module: nn.Module, rule: ExpertRule, part: int, parts: int) -> range:
     """Leaves the module, in place, this part of its experts; answers with their numbers."""
-    experts = _count(module)
+    experts = count_experts(module)
     each = experts // parts
     kept = range(part * each, (part + 1) * each)
     if rule.listed:
@@ -254,11 +285,11 @@ def hold_part(module: nn.Module, rule: ExpertRule, part: int, parts: int) -> ran
     return kept
 
 
-def _copies(module: nn.Module, hidden: int) -> Iterator[tuple[nn.Module, int]]:
+def tried_copies(module: nn.Module, hidden: int) -> Iterator[tuple[nn.Module, int]]:
     """Copies with random weights, each with its hidden size: one small, one of its own sizes."""
     weights = list(module.parameters())
     small = _small_sizes({size for p in weights for size in p.shape[0 if p.ndim < 3 else 1 :]})
-    yield _copy(module, small | {_count(module): TRIED_EXPERTS}), small.get(hidden, hidden)
+    yield _copy(module, small | {count_experts(module): TRIED_EXPERTS}), small.get(hidden, hidden)
     if sum(p.numel() for p in weights) <= MOST_TRIED:
         yield _copy(module, {}), hidden
 
@@ -304,7 +335,7 @@ def _random(weight: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
 
 def _agrees(tried: nn.Module, size: int, read: ExpertCall, rule: ExpertRule) -> bool:
     """Whether two halves of the experts, each on its rows, give what all of them give."""
-    experts, top_k = _count(tried), read[read.index].shape[-1]
+    experts, top_k = count_experts(tried), read[read.index].shape[-1]
     if experts % 2:
         return False
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -315,7 +346,7 @@ def _agrees(tried: nn.Module, size: int, read: ExpertCall, rule: ExpertRule) -> 
             whole = read.again(tried.forward, hidden, index, scores)
             made = hidden.new_zeros(index.numel(), size)
             for part in range(2):
-                half = _shallow(tried)
+                half = shallow_copy(tried)
                 kept = hold_part(half, rule, part, 2)
                 flat = index.flatten()
                 rows = ((flat >= kept.start) & (flat < kept.stop)).nonzero()[:, 0]
@@ -328,7 +359,7 @@ def _agrees(tried: nn.Module, size: int, read: ExpertCall, rule: ExpertRule) -> 
     return torch.allclose(joined, whole, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def _shallow(module: nn.Module) -> nn.Module:
+def shallow_copy(module: nn.Module) -> nn.Module:
     """The same weights in a module whose own part may be taken."""
     new = copy.copy(module)
     new._parameters = dict(module._parameters)

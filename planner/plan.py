@@ -106,12 +106,13 @@ class PlanTie(_Part):
 class PlanTensorParallel(_Part):
     """How tensor parallelism treats modules; '[*]' stands for every block.
 
-    'embedding' and 'head' are tables outside the blocks, `heads` the size of their vocabulary.
+    'embedding' and 'head' are tables outside the blocks, `heads` the size of their vocabulary; for
+    'experts' it is their inner size.
     `weight_dims` maps the module's own parameters to the dimension that is divided.
     """
 
     modules: str
-    style: Literal["region", "colwise", "rowwise", "embedding", "head"]
+    style: Literal["region", "colwise", "rowwise", "experts", "embedding", "head"]
     heads: int = 1
     parts: int = 1
     weight_dims: dict[str, int] = Field(default_factory=dict)
@@ -183,7 +184,8 @@ class PlanPrediction(_Part):
 class Plan(_Part):
     """A whole plan. `blocks` are the units between which stages may be cut, in order.
 
-    On unlike devices `mixed` says what each pipeline does; candidate, schedule and stages are
+    `vocabulary_rows` is the order in which tensor parallelism divides the rows of tables and heads,
+    as in 0-17,25; empty for their own. On unlike devices `mixed` says what each pipeline does; candidate, schedule and stages are
     then those of the first pipeline's first rank.
     """
 
@@ -198,6 +200,7 @@ class Plan(_Part):
     stages: list[PlanStage]
     tied: list[PlanTie] = Field(default_factory=list)
     tensor_parallel: list[PlanTensorParallel] = Field(default_factory=list)
+    vocabulary_rows: str = ""
     expert_parallel: list[PlanExpertParallel] = Field(default_factory=list)
     sharding: list[PlanSharding] = Field(default_factory=list)
     communication: list[PlanCommunication] = Field(default_factory=list)

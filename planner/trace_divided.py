@@ -9,7 +9,7 @@ from what every rank does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,8 @@ import torch
 import torch.nn as nn
 
 from claw_plan.planner.errors import PlanError, TraceError
+from claw_plan.planner.expert_parallel import ExpertFinding
+from claw_plan.planner.expert_tensor_parallel import divide_experts, tensor_rule
 from claw_plan.planner.fit import Fit, ProgramChanges
 from claw_plan.planner.graph import SEQUENCE, TENSOR, TensorParallelRule, UnitCost
 from claw_plan.planner.join import Join
@@ -27,6 +29,7 @@ from claw_plan.planner.subject import Exchanged, Subject
 from claw_plan.planner.tensor_parallel import apply_rules
 from claw_plan.planner.tensor_parallel_search import TensorParallelFinding, find_rules
 from claw_plan.planner.tp_autograd import StandIn
+from claw_plan.planner.trace_experts import dividing, experts_of, undivided
 from claw_plan.planner.vocabulary_parallel import divide_vocabulary
 from claw_plan.planner.vocabulary_parallel_search import VocabularyFinding, find_vocabulary
 
@@ -47,13 +50,23 @@ class DividedTrace:
     costs: dict[str, list[UnitCost]] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     partial_dims: dict[int, dict[str, int]] = field(default_factory=dict)
+    experts: ExpertFinding = field(default_factory=ExpertFinding)
     assumptions: tuple[str, ...] = ()
 
 
 def trace_divided(subject: Subject) -> DividedTrace:
     """Costs of the variants `tensor` and `sequence`, as far as the model allows them."""
+    experts = experts_of(subject)
+    found = _trace_divided(subject, experts)
+    return found if found.experts.rules else replace(found, experts=undivided(experts))
+
+
+def _trace_divided(subject: Subject, experts: ExpertFinding) -> DividedTrace:
     if subject.fake is None or not subject.blocks:
         why = "there is no chain of blocks" if subject.fake else "it was traced on real tensors"
+        return DividedTrace(finding=TensorParallelFinding(reason=why, no_sequence_parallel=why))
+    if subject.around is not None:
+        why = "it is not proven with context parallelism"
         return DividedTrace(finding=TensorParallelFinding(reason=why, no_sequence_parallel=why))
     now = {id(module): name for name, module in subject.module.named_modules()}
     names = [now[id(block)] for block in subject.blocks]
@@ -67,6 +80,10 @@ def trace_divided(subject: Subject) -> DividedTrace:
         if not finding.rules:
             return DividedTrace(finding=finding)
         vocabulary = find_vocabulary(subject.module, names, forward, finding.tp_divides)
+    inner = dividing(subject, experts, finding.tp_divides)
+    if any(rule.inner for own in inner.rules.values() for rule in own):
+        with suppress(PlanError, TraceError):  # else experts stay whole
+            return _traced(subject, finding, vocabulary, names, inner)
     try:
         return _traced(subject, finding, vocabulary, names)
     except (PlanError, TraceError) as error:
@@ -89,9 +106,11 @@ def _traced(
     finding: TensorParallelFinding,
     vocabulary: VocabularyFinding,
     names: list[str],
+    experts: ExpertFinding | None = None,
 ) -> DividedTrace:
     """The costs with these rules; raises where the model does not run with them."""
-    rules = _Rules(blocks=finding.by_block(), vocabulary=vocabulary.rules)
+    inner = _inner_rules(experts) if experts is not None else {}
+    rules = _Rules(blocks=finding.by_block(), vocabulary=vocabulary.rules, experts=inner)
     degrees = [ways for ways in range(2, finding.tp_divides + 1) if finding.tp_divides % ways == 0]
     works = {TENSOR: partial(_costs, subject, rules, degrees[:2])}
     degrees = [ways for ways in degrees if (subject.seq_len or 1) % ways == 0]
@@ -132,16 +151,25 @@ def _traced(
         costs=costs,
         dims=_dims(subject, rules, names),
         partial_dims={degree: _dims(subject, each, names) for degree, each in some.items()},
+        experts=experts or ExpertFinding(),
         assumptions=tuple(assumptions),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rules:
-    """Those of the blocks by name, and those of tables and heads."""
+    """Those of the blocks by name, those of tables and heads, and of experts by block."""
 
     blocks: Mapping[str, tuple[TensorParallelRule, ...]]
     vocabulary: tuple[TensorParallelRule, ...]
+    experts: Mapping[str, tuple[TensorParallelRule, ...]] = field(default_factory=dict)
+
+
+def _inner_rules(experts: ExpertFinding) -> dict[str, tuple[TensorParallelRule, ...]]:
+    return {
+        block: tuple(tensor_rule(rule) for rule in own if rule.inner)
+        for block, own in experts.rules.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +211,7 @@ def _costs_at(subject: Subject, rules: _Rules, degree: int, sequence: bool) -> l
         ranks = StandIn(degree, exchange=lambda op, num, where: exchanged(op, num, whole[where]))
         applied = apply_rules(module, rules.blocks, ranks, sequence_parallel=sequence)
         divide_vocabulary(module, rules.vocabulary, applied)
+        divide_experts(module, rules.experts, applied, sequence_parallel=sequence)
         hooks = divide_sequence(subject.blocks, rules.blocks, ranks) if sequence else []
         try:
             yield
@@ -205,7 +234,8 @@ def _dims(subject: Subject, rules: _Rules, names: list[str]) -> dict[str, int]:
     found = {}
     kept = dict(zip(subject.kept, names, strict=True))
     for block, like in zip(subject.block_names, subject.stands_for, strict=True):
-        for rule in rules.blocks.get(kept[like], ()):
+        here = kept[like]
+        for rule in (*rules.blocks.get(here, ()), *rules.experts.get(here, ())):
             for own, dim in rule.weight_dims.items():
                 found[f"{block}.{rule.module}.{own}" if rule.module else f"{block}.{own}"] = dim
     for rule in rules.vocabulary:
