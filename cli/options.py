@@ -117,6 +117,13 @@ PLANNING_OPTIONS = (
         "what is trained (docs/communication.md).",
     ),
     click.option(
+        "--token-frequencies",
+        type=FILE,
+        metavar="FILE",
+        help="How often each token id occurs, in .npy or as text: what tp divides by the "
+        "vocabulary is then dealt out so that each rank looks up as much.",
+    ),
+    click.option(
         "--baseline",
         type=FILE,
         metavar="FILE",

@@ -38,6 +38,7 @@ from claw_plan.planner.tp_autograd import (
     reduce,
     reduce_scatter_sequence,
 )
+from claw_plan.planner.vocabulary_parallel_order import RowOrder
 
 TRANSLATIONS = (head_shard_ops, head_shard_views)
 """Imported for what they register."""
@@ -47,11 +48,12 @@ REGION, COLUMN, ROW = "region", "colwise", "rowwise"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedParameter:
-    """How one parameter is divided."""
+    """How one parameter is divided; by `order` first where its rows are not cut as they stand."""
 
     dim: int
     parts: int
     shape: tuple[int, ...]
+    order: RowOrder | None = None
 
 
 @dataclass(kw_only=True)
@@ -80,7 +82,10 @@ class TensorParallelModel:
     def full_parameter(self, name: str, shards: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole parameter (or gradient) from the local ones of all ranks, in rank order."""
         how = self.sharded.get(name)
-        return shards[0] if how is None else join_piecewise(shards, how.dim, parts=how.parts)
+        if how is None:
+            return shards[0]
+        joined = join_piecewise(shards, how.dim, parts=how.parts)
+        return joined if how.order is None else how.order.restore(joined, how.dim)
 
     def remove(self) -> None:
         """Puts the model's own forwards and whole parameters back."""
@@ -93,6 +98,8 @@ def local_slice(
     whole: torch.Tensor, how: ShardedParameter, degree: int, rank: int
 ) -> torch.Tensor:
     """A rank's part of a whole parameter, its gradient or its optimizer state."""
+    if how.order is not None:
+        whole = how.order.select(whole, how.dim)
     return slice_piecewise(whole, how.dim, parts=how.parts, degree=degree, rank=rank)
 
 

@@ -26,6 +26,7 @@ from claw_plan.planner.head_shard import Arguments, Division, HeadShard, Layout,
 from claw_plan.planner.tensor_parallel import ShardedParameter, TensorParallelModel, local_slice
 from claw_plan.planner.tp_autograd import StandIn, enter, reduce
 from claw_plan.planner.vocabulary_parallel_loss import Chunk
+from claw_plan.planner.vocabulary_parallel_order import RowOrder
 
 TRANSLATIONS = (vocabulary_parallel_loss,)
 """Imported for what it registers."""
@@ -44,7 +45,7 @@ def divide_vocabulary(
     other pipeline stages, are left alone. A module that shares a weight with a divided one and has
     no rule of its own cannot be called.
     """
-    holders = _holders(model)
+    holders, orders = _holders(model), dict[tuple[int, ...], RowOrder]()
     here = [(rule, module) for rule in rules if (module := _module(model, rule)) is not None]
     for rule, module in here:
         if rule.heads < result.ranks.degree:
@@ -52,15 +53,16 @@ def divide_vocabulary(
                 f"{rule.module} has a vocabulary of {rule.heads}, which cannot be divided by a "
                 f"tensor-parallel degree of {result.ranks.degree}"
             )
+        order = orders.setdefault(rule.rows, RowOrder(rule.rows)) if rule.rows else None
         for own, dim in rule.weight_dims.items():
             whole = module._parameters[own]
             # A tied weight has been cut when its other module was.
             if whole is not None and id(whole) in holders:
                 places = holders.pop(id(whole))
-                _cut(whole, dim, places, result)
+                _cut(whole, dim, order, places, result)
                 if whole.ndim == 2:
                     _refuse_calls(places, [module for _, module in here], rule.module, result)
-        _stand_by(module, rule, result)
+        _stand_by(module, rule, order, result)
 
 
 def _module(model: nn.Module, rule: TensorParallelRule) -> nn.Module | None:
@@ -86,10 +88,15 @@ def _holders(model: nn.Module) -> dict[int, list[Holder]]:
 
 
 def _cut(
-    whole: nn.Parameter, dim: int, holders: Sequence[Holder], result: TensorParallelModel
+    whole: nn.Parameter,
+    dim: int,
+    order: RowOrder | None,
+    holders: Sequence[Holder],
+    result: TensorParallelModel,
 ) -> None:
     """Puts this rank's part of a parameter wherever the whole stands."""
-    ranks, how = result.ranks, ShardedParameter(dim=dim, parts=1, shape=tuple(whole.shape))
+    ranks, shape = result.ranks, tuple(whole.shape)
+    how = ShardedParameter(dim=dim, parts=1, shape=shape, order=order)
     with torch.no_grad():
         part = nn.Parameter(
             local_slice(whole, how, ranks.degree, ranks.rank).clone(),
@@ -123,9 +130,14 @@ def _refuse_calls(
         result.undo.append(partial(module.__delattr__, "forward"))
 
 
-def _stand_by(module: nn.Module, rule: TensorParallelRule, result: TensorParallelModel) -> None:
+def _stand_by(
+    module: nn.Module,
+    rule: TensorParallelRule,
+    order: RowOrder | None,
+    result: TensorParallelModel,
+) -> None:
     """Replaces the module's forward by itself under a mode that knows the divided weight."""
-    division = Division(ranks=result.ranks, where=rule.module)
+    division = Division(ranks=result.ranks, where=rule.module, order=order)
     answer = partial(_lookup if rule.style == EMBEDDING else _scores, division, rule.heads)
     matrix = next(own for own in rule.weight_dims if module._parameters[own].ndim == 2)  # type: ignore[union-attr]
     own_forward = module.forward
@@ -164,11 +176,11 @@ class _Divided(TorchFunctionMode):
 def _lookup(division: Division, rows: int, arguments: Arguments) -> torch.Tensor:
     """The rows of a divided table: each rank's own, zeros elsewhere, summed."""
     indices, weight = arguments.get(0, "input"), arguments.get(1, "weight")
-    chunk = Chunk.of(division.ranks, division.where, rows)
+    chunk = Chunk.of(division.ranks, division.where, rows, division.order)
     padding = arguments.get(2, "padding_idx")
     if padding is not None:
         # The whole's row that gets no gradient, where this rank holds it.
-        padding = padding % rows - chunk.start
+        padding = chunk.place_of(padding % rows) - chunk.start
         padding = padding if 0 <= padding < weight.shape[0] else None
     local, elsewhere = chunk.locate(indices)
     found = F.embedding(local, weight, padding)

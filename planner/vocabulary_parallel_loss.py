@@ -17,25 +17,33 @@ import torch
 
 from claw_plan.planner.head_shard import Arguments, Division, HeadShard, Layout, chunk_of, handles
 from claw_plan.planner.tp_autograd import Communicator, reduce
+from claw_plan.planner.vocabulary_parallel_order import RowOrder
 
 Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Rows [start, stop) of a vocabulary of `total`, which this rank holds."""
+    """Rows [start, stop) of a vocabulary of `total`, which this rank holds; those of `order`."""
 
     ranks: Communicator
     where: str
     total: int
     start: int
     stop: int
+    order: RowOrder | None = None
 
     @classmethod
-    def of(cls, ranks: Communicator, where: str, total: int) -> Chunk:
+    def of(
+        cls, ranks: Communicator, where: str, total: int, order: RowOrder | None = None
+    ) -> Chunk:
         """The chunk of this rank."""
         start, stop = chunk_of(total, ranks.degree, ranks.rank)
-        return cls(ranks=ranks, where=where, total=total, start=start, stop=stop)
+        return cls(ranks=ranks, where=where, total=total, start=start, stop=stop, order=order)
+
+    def place_of(self, row: int) -> int:
+        """Where one row stands."""
+        return row if self.order is None else int(self.order.places(torch.tensor([row])))
 
     def locate(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(local rows, mask of what lies elsewhere); elsewhere is row 0.
@@ -43,7 +51,8 @@ class Chunk:
         The first rank takes what is below its rows and the last what is above them, so that an
         index outside the vocabulary is refused by the kernel as in one process.
         """
-        local = indices - self.start
+        places = indices if self.order is None else self.order.places(indices)
+        local = places - self.start
         elsewhere = torch.zeros_like(local, dtype=torch.bool)
         if self.start > 0:
             elsewhere = local < 0
@@ -133,7 +142,7 @@ def log_softmax(shard: HeadShard, dtype: torch.dtype | None) -> HeadShard:
 def _chunk(layout: Layout) -> Chunk:
     assert layout.extent is not None
     division: Division = layout.division
-    return Chunk.of(division.ranks, division.where, layout.extent)
+    return Chunk.of(division.ranks, division.where, layout.extent, division.order)
 
 
 def _rows_of_scores(arguments: Arguments) -> tuple[torch.Tensor, torch.Tensor, Layout]:

@@ -43,6 +43,7 @@ from claw_plan.planner.posing import costs_of, pose_problem
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.shards import ShardSizes
+from claw_plan.planner.vocabulary_parallel_balance import read_counts, with_balanced_rows
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping
 from claw_plan.profiles.cost import CostModel
@@ -54,6 +55,15 @@ ALIKE = "all divided alike"
 
 def plan_request(request: PlanningRequest) -> PlanningResult:
     """Plans a model. Raises InputError, TraceError, PlanError or InfeasiblePlan."""
+    if request.token_frequencies is None:
+        return _planned(request)
+    counts = read_counts(request.token_frequencies)
+    result = _planned(request)
+    plan, sentence = with_balanced_rows(result.plan, counts)
+    return replace(result, plan=plan, reasons=(sentence, *result.reasons))
+
+
+def _planned(request: PlanningRequest) -> PlanningResult:
     posed = pose(request)
     problem, make_cost = posed.problem, partial(_cost_of, posed.profile)
     if problem.is_uniform:

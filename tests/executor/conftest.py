@@ -63,6 +63,7 @@ def write_plan(
     experts: list[dict[str, Any]] | None = None,
     cuts: list[int] | None = None,
     clip_norm: float | None = None,
+    vocabulary_rows: str = "",
     **knobs: Any,
 ) -> Path:
     """A plan with the given knobs over `blocks`, cut evenly unless `cuts` says where."""
@@ -99,6 +100,7 @@ def write_plan(
             "blocks": blocks,
             "stages": _stages(candidate, blocks, cuts),
             "tensor_parallel": rules or [],
+            "vocabulary_rows": vocabulary_rows,
             "expert_parallel": experts or [],
         }
     )

@@ -30,6 +30,8 @@ PLANNED = {"buckets": (11, 30, 1, 10)}
 """Numbers of parameters: the tiny GPT trains 52."""
 TOGETHER, NEAR = {"blocks_per_group": 3}, {"dp_shard": 4, "reshard_ranks": 2}
 FIRST = FULL | {"recompute_blocks": 1}
+ROWS = {"vocabulary_rows": "30,3,0-2,31-60,4-29"}
+"""Of the tiny GPT's 61 tokens: which ranks hold them is no order of theirs."""
 HALF_FIRST = HALF | {"recompute_blocks": 3}
 
 
@@ -63,7 +65,17 @@ PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
     ),
     "tp": (
         {"tp": 2},
-        [{}, SP, SP | FULL | PAIRS, MIXED, HALF, SP | HALF | CLIP, OFFLOAD | CLIP, SP | FIRST],
+        [
+            {},
+            SP,
+            SP | FULL | PAIRS,
+            MIXED,
+            HALF,
+            SP | HALF | CLIP,
+            OFFLOAD | CLIP,
+            SP | FIRST,
+            ROWS,
+        ],
     ),
     "pp": (
         {"pp": 2},
@@ -88,12 +100,12 @@ PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
         [
             *({}, SP | FULL, ZERO1 | CLIP, SP | ZERO2 | HALF | CLIP, MIXED | OFFLOAD),
             *(SP | TOGETHER, SP | NEAR, NEAR | MIXED | TOGETHER | FIRST),
-            *(TP_BETWEEN | SP, TP_OUTSIDE | NEAR),
+            *(TP_BETWEEN | SP, TP_OUTSIDE | NEAR, ROWS | SP | ZERO1),
         ],
     ),
     "pp_tp": (
         {"pp": 2, "tp": 2},
-        [{}, GPIPE | SP | FULL, SP | CLIP, HALF | OFFLOAD | CLIP, TP_OUTSIDE],
+        [{}, GPIPE | SP | FULL, SP | CLIP, HALF | OFFLOAD | CLIP, TP_OUTSIDE, ROWS | CLIP],
     ),
     "pp_dp_shard": (
         {"pp": 2, "dp_shard": 2},

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn as nn
@@ -54,9 +56,13 @@ def divide(model, ranks, rules=(TABLE, PROJECTION)):
     return divided
 
 
+ODD_FIRST = (*range(1, VOCAB, 2), *range(0, VOCAB, 2))
+
+
 @pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("rows", [(), ODD_FIRST])
 @pytest.mark.parametrize(("degree", "padding"), [(2, None), (4, 3), (3, 30)])
-def test_gradients_are_those_of_one_process(tied, degree, padding, rank_threads):
+def test_gradients_are_those_of_one_process(tied, rows, degree, padding, rank_threads):
     whole = build(tied, padding)
     loss = whole(TOKENS, LABELS)
     loss.backward()
@@ -64,7 +70,8 @@ def test_gradients_are_those_of_one_process(tied, degree, padding, rank_threads)
 
     def work(rank):
         model = models[rank.rank]
-        divided = divide(model, rank)
+        rules = [replace(rule, rows=rows) for rule in (TABLE, PROJECTION)]
+        divided = divide(model, rank, rules)
         found = model(TOKENS, LABELS)
         forward = rank.calls["all_reduce"]
         found.backward()
@@ -98,6 +105,19 @@ def test_weights_are_cut_evenly_within_one_row_and_stay_tied():
         assert torch.equal(divided.local_slice("table.weight", before), rows[-1])
     assert [len(part) for part in rows] == [8, 8, 8, 7]
     assert torch.equal(divided.full_parameter("table.weight", rows), before)
+
+
+def test_rows_are_cut_in_their_order_and_come_back_in_the_tables():
+    rules = [replace(rule, rows=ODD_FIRST) for rule in (TABLE, PROJECTION)]
+    parts, before = [], build().table.weight.detach().clone()
+    for rank in range(4):
+        model = build()
+        divided = divide(model, StandIn(4, rank), rules)
+        parts.append(model.table.weight.detach())
+        assert model.project.weight is model.table.weight
+        assert torch.equal(divided.local_slice("table.weight", before), parts[-1])
+    assert torch.equal(torch.cat(parts), before[list(ODD_FIRST)])
+    assert torch.equal(divided.full_parameter("table.weight", parts), before)
 
 
 def test_remove_puts_everything_back():
