@@ -326,13 +326,14 @@ class Members:
     ) -> list[Way]:
         """What is offered of a composition; it depends on which axes act, not on how far."""
         stages = SCHEDULES[schedule].fewest_stages
+        experts: dict[str, Any] = {"ep": 2, "etp": 1 + divided} if self._shares else {}
         axes = Candidate(
             pp=1 + pipelined,
             tp=1 + divided,
             dp_shard=1 + sharded,
             dp_replicate=1 + replicated,
             stages_per_rank=stages,
-            **({"ep": 2, "etp": 1 + divided} if self._shares else {}),
+            **experts,
             **self._divided,
         )
         is_plain = schedule == "1F1B" and pipelined and several
@@ -376,7 +377,7 @@ class Members:
         graph = self._problem.graph
         return {"cp": graph.cp, "cp_comm_type": graph.cp_comm_type}
 
-    def _shared(self, tp: int) -> dict[str, int]:
+    def _shared(self, tp: int) -> dict[str, Any]:
         """The knobs that say so."""
         return {"ep": self._problem.graph.ep, "etp": tp} if self._shares else {}
 
