@@ -25,7 +25,7 @@ from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.schedules import SCHEDULES
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.supported import COMPOSITIONS
-from claw_plan.planner.trace import trace
+from claw_plan.planner.trace_context import trace_context
 from claw_plan.planner.traffic import Kind, Moved, differences, predict_traffic
 from claw_plan.profiles.cluster_file import cluster_from_mapping
 from claw_plan.profiles.cost_model import ClusterCostModel
@@ -40,6 +40,7 @@ PLANNED = {"buckets": (11, 30, 1, 10)}
 TOGETHER, NEAR = {"blocks_per_group": 3}, {"dp_shard": 4, "reshard_ranks": 2}
 FIRST = FULL | {"recompute_blocks": 1}
 REPLICATE, SHARD, TP, PP = {"dp_replicate": 2}, {"dp_shard": 2}, {"tp": 2}, {"pp": 2}
+CP, HEADS = {"cp": 2}, {"cp_comm_type": "a2a"}
 
 TINY: dict[int, list[dict[str, Any]]] = {
     2: [
@@ -57,6 +58,10 @@ TINY: dict[int, list[dict[str, Any]]] = {
         SHARD | TOGETHER | FIRST,
         SHARD | TOGETHER | MIXED | {"zero": 2},
         PP | {"cuts": [1]} | PAIRS | OFFLOAD,
+        CP | MIXED,
+        CP | FULL | PAIRS | CLIP,
+        CP | HEADS | HALF | {"zero": 1},
+        CP | HEADS | TOGETHER | FIRST,
     ],
     4: [
         REPLICATE | SHARD | MIXED,
@@ -68,6 +73,8 @@ TINY: dict[int, list[dict[str, Any]]] = {
         PP | SHARD | FULL,
         PP | REPLICATE | BUCKETS | {"schedule": "GPipe"},
         {"pp": 4} | CLIP,
+        CP | SHARD | CLIP,
+        CP | REPLICATE | HEADS | {"zero": 2},
         NEAR | MIXED,
         NEAR | PAIRS | TOGETHER | FIRST,
         PP | SHARD | TOGETHER | FIRST,
@@ -92,7 +99,7 @@ CONFIGS: list[dict[str, Any]] = [PP, TP | SP, REPLICATE, SHARD | FULL]
 
 
 def test_every_composition_and_schedule_is_here() -> None:
-    one = {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1}
+    one = {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1, "cp": 1}
     chosen = [ways for some in TINY.values() for ways in some]
     axes = {frozenset(a for a in one if ways.get(a, 1) > 1) for ways in chosen}
     assert {known.axes for known in COMPOSITIONS} - {frozenset()} == axes
@@ -102,10 +109,18 @@ def test_every_composition_and_schedule_is_here() -> None:
 def predicted(path: Path, graphs: dict[str, ModelGraph]) -> list[dict[Kind, Moved]]:
     plan = load_plan(path)
     settings = plan.training
-    key = f"{plan.model.file} {plan.model.build} {settings.precision}"
+    knobs = plan.knobs()
+    way = f"{knobs.cp} {knobs.cp_comm_type}"
+    key = f"{plan.model.file} {plan.model.build} {settings.precision} {way}"
     if key not in graphs:
         model = model_of_plan(plan, path)
-        graphs[key] = trace(model, seq_len=model.seq_len(), dtype=settings.precision)
+        graphs[key] = trace_context(
+            model,
+            seq_len=model.seq_len(),
+            dtype=settings.precision,
+            cp=knobs.cp,
+            kind=knobs.cp_comm_type,
+        )
     cluster = cluster_from_mapping(plan.cluster, "cluster")
     problem = Problem(
         graph=graphs[key],
