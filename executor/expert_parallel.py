@@ -132,9 +132,9 @@ class Spread:
         arrived = _Travel.apply(rows, self._group, counts.sent, counts.received)
         made = self._made(call, arrived, here, weights.dtype)
         back = _Travel.apply(made, self._group, counts.received, counts.sent)
-        of_token = back[order.argsort()].view(-1, top_k, size)
-        summed = (of_token * weights.reshape(-1, top_k, 1)).sum(1)
-        return summed.to(hidden.dtype).view(hidden.shape)
+        shape = (*hidden.shape[:-1], top_k)
+        of_token = back[order.argsort()].view(*shape, size) * weights.reshape(*shape, 1)
+        return of_token.sum(-2).to(hidden.dtype)  # no view: fully_shard hooks on to it
 
     def _exchanged_counts(self, chosen: torch.Tensor) -> tuple[torch.Tensor, _Counts]:
         """For each row that will arrive the own expert it is for; how many rows go where."""

@@ -133,8 +133,11 @@ def _messages(work: CollectiveWork, replica: int) -> Iterator[tuple[str, int]]:
 
 
 def group_of(axis: str, candidate: Candidate) -> str:
-    """The axis; for WORLD the one that all ranks lie on, if there is one: it is the same group."""
-    if axis != WORLD:
+    """The axis; for WORLD the one that all ranks lie on, if there is one: it is the same group.
+
+    So it is for ep where all ranks share experts.
+    """
+    if axis != WORLD and not (axis == "ep" and candidate.ep == candidate.num_devices):
         return axis
     sizes = {name: getattr(candidate, name) for name in candidate.mesh_order}
     return next((a for a, size in sizes.items() if size == candidate.num_devices), WORLD)

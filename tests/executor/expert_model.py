@@ -57,9 +57,12 @@ class Listed(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention without heads, then experts; `skewed` routers send every token to two experts."""
+    """Attention without heads, then experts.
 
-    def __init__(self, kind: type[nn.Module], experts: int, skewed: bool) -> None:
+    A `skewed` router sends every token to the same two experts, a `balanced` one takes turns.
+    """
+
+    def __init__(self, kind: type[nn.Module], experts: int, skewed: bool, balanced: bool) -> None:
         super().__init__()
         self.norm, self.qkv = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, 3 * HIDDEN)
         self.router = nn.Linear(HIDDEN, experts, bias=skewed)
@@ -67,7 +70,7 @@ class Block(nn.Module):
             with torch.no_grad():
                 self.router.bias.copy_(torch.arange(experts) * 50.0)
         self.experts = kind(experts)
-        self.number = experts
+        self.number, self.balanced = experts, balanced
 
     def forward(
         self, hidden: torch.Tensor, balance: torch.Tensor
@@ -77,6 +80,9 @@ class Block(nn.Module):
         tokens = hidden.flatten(0, 1)
         odds = self.router(tokens).softmax(-1)
         weights, index = odds.topk(2)
+        if self.balanced:
+            index = torch.arange(index.numel(), device=index.device).view_as(index) % self.number
+            weights = odds.gather(1, index)
         used = F.one_hot(index, self.number).to(odds.dtype).sum(1).mean(0)
         balance = balance + self.number * (used * odds.mean(0)).sum()
         return hidden + self.experts(tokens, index, weights).view_as(hidden), balance
@@ -85,10 +91,16 @@ class Block(nn.Module):
 class Mixture(nn.Module):
     """A language model."""
 
-    def __init__(self, kind: type[nn.Module], experts: int = 4, skewed: bool = False) -> None:
+    def __init__(
+        self,
+        kind: type[nn.Module],
+        experts: int = 4,
+        skewed: bool = False,
+        balanced: bool = False,
+    ) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, HIDDEN)
-        self.blocks = nn.ModuleList(Block(kind, experts, skewed) for _ in range(4))
+        self.blocks = nn.ModuleList(Block(kind, experts, skewed, balanced) for _ in range(4))
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
