@@ -4,7 +4,7 @@ Run (as root): OMP_NUM_THREADS=1 setsid chrt -r 1 python bench/shaped/compressio
     --folder FOLDER [--write docs/shaped_compression.md]
 (six minutes; `--only` and `--which` make a part of it, in the order of `STAGES`)
 
-Learns from a run of a smaller model without a codec. Plans the 10M one: as plain
+Learns from runs of two smaller models without a codec. Plans the 10M one: as plain
 DistributedDataParallel, with another algorithm, with codecs of gradients, and with what planning
 chooses where one bit is allowed (`one_bit`) and where all codecs are (`any`). Writes down what is
 predicted (predicted.json), then runs all, those whose momentum travels from a checkpoint after
@@ -55,8 +55,9 @@ NEUTRAL = {
     "offload": "none",
 }
 ALL = f"dp_replicate={HOSTS},microbatch_size={BATCH}"
-LEARNT_MODEL = "layers=2, width=192, rows=2039"
-LEARNT = (f"{ALL},codec=none",)
+LEARNT = ("layers=2, width=192, rows=2039", "rows=1021")
+"""Models: one a third as large, and one with the same blocks but a quarter of the tables."""
+
 PLAIN = f"{ALL},codec=none,collective=auto,bucket_bytes=25000000"
 TESTED = {
     "plain": (PLAIN, ""),
@@ -176,10 +177,10 @@ class Bench:
         return made
 
     def learn(self) -> None:
-        """Runs of the smaller model, and what they teach."""
-        for number, knobs in enumerate(LEARNT):
+        """Runs of smaller models, and what they teach."""
+        for number, config in enumerate(LEARNT):
             if not self.runs_of(f"learnt{number}"):
-                self.run(self.plan(f"learnt{number}", LEARNT_MODEL, knobs))
+                self.run(self.plan(f"learnt{number}", config, f"{ALL},codec=none"))
         learned = learn(self.runs_of("learnt*"), self.profile)
         for one in learned.runs:
             print(
