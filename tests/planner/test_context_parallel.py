@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,74 +13,56 @@ import torch.nn.functional as F
 from claw_plan.planner.candidate import ALL_GATHER, ALL_TO_ALL, CP_COMM_TYPES
 from claw_plan.planner.context_parallel import divide_context, whole_loss
 from claw_plan.planner.context_parallel_division import sequence_division
+from claw_plan.planner.context_parallel_ranks import ContextStandIn
 from claw_plan.planner.errors import PlanError, TensorParallelError
 from claw_plan.planner.head_shard import HeadShard, opened
 
 
-class Threads:
-    """The collectives of `ContextRanks` between threads, by a board that all write to."""
+class Rank:
+    """The collectives of `ContextRanks` between threads."""
 
-    def __init__(self, degree: int) -> None:
-        self.degree = degree
-        self._barrier = threading.Barrier(degree, timeout=60)
-        self._board: list[torch.Tensor] = [torch.empty(0)] * degree
+    def __init__(self, board: Any, rank: int) -> None:
+        self._board, self.rank, self.degree = board, rank, board.degree
 
-    def together(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
-        self._board[rank] = tensor.detach().clone()
-        self._barrier.wait()
-        everybody = list(self._board)
-        self._barrier.wait()
+    def _all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        everybody: list[torch.Tensor] = self._board.exchange(self.rank, tensor.detach())
         return everybody
 
-    def stop(self) -> None:
-        self._barrier.abort()
-
-
-class Rank:
-    def __init__(self, threads: Threads, rank: int) -> None:
-        self._threads, self.rank, self.degree = threads, rank, threads.degree
-
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._threads.together(self.rank, tensor)).sum(0)
+        return torch.stack(self._all(tensor)).sum(0)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._threads.together(self.rank, tensor))
+        return torch.stack(self._all(tensor))
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._threads.together(self.rank, tensor)).sum(0)[self.rank]
+        return torch.stack(self._all(tensor)).sum(0)[self.rank]
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        everybody = self._threads.together(self.rank, tensor)
-        return torch.stack([sent[self.rank] for sent in everybody])
+        return torch.stack([sent[self.rank] for sent in self._all(tensor)])
 
 
-def on_ranks(degree: int, work: Callable[[Rank], Any]) -> list[Any]:
-    """What the work of each rank answers; the first that fails ends all."""
-    threads, results, errors = Threads(degree), [None] * degree, list[Exception]()
+OnRanks = Callable[[int, Callable[[Rank], Any]], list[Any]]
 
-    def run(rank: int) -> None:
-        try:
-            results[rank] = work(Rank(threads, rank))
-        except Exception as error:
-            errors.append(error)
-            threads.stop()
 
-    started = [threading.Thread(target=run, args=(rank,)) for rank in range(degree)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join()
-    real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-    if real or errors:
-        raise (real or errors)[0]
-    return results
+@pytest.fixture(scope="module")
+def on_ranks(rank_threads: Any) -> OnRanks:
+    """What the work of each rank answers."""
+
+    class Board(rank_threads):  # type: ignore[misc]
+        rank_type = Rank
+
+    return lambda degree, work: Board(degree).run(work)
 
 
 Inputs = dict[str, tuple[torch.Tensor, int | None]]
 
 
 def assert_same_as_whole(
-    function: Callable[..., torch.Tensor], inputs: Inputs, kind: str, degree: int = 2
+    on_ranks: OnRanks,
+    function: Callable[..., torch.Tensor],
+    inputs: Inputs,
+    kind: str,
+    degree: int = 2,
 ) -> None:
     """Values, and gradients averaged over the ranks; inputs are (tensor, divided dim or None)."""
     wholes = {name: tensor.clone() for name, (tensor, _) in inputs.items()}
@@ -162,9 +143,9 @@ ATTENTIONS: dict[str, tuple[Callable[..., torch.Tensor], Inputs]] = {
 @pytest.mark.parametrize("degree", [2, 4])
 @pytest.mark.parametrize("kind", CP_COMM_TYPES)
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention(name: str, kind: str, degree: int) -> None:
+def test_attention(on_ranks: OnRanks, name: str, kind: str, degree: int) -> None:
     function, inputs = ATTENTIONS[name]
-    assert_same_as_whole(function, inputs, kind, degree)
+    assert_same_as_whole(on_ranks, function, inputs, kind, degree)
 
 
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -237,9 +218,9 @@ OTHERS: dict[str, tuple[Callable[..., torch.Tensor], Inputs]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_translations(name: str) -> None:
+def test_other_translations(on_ranks: OnRanks, name: str) -> None:
     function, inputs = OTHERS[name]
-    assert_same_as_whole(function, inputs, ALL_GATHER)
+    assert_same_as_whole(on_ranks, function, inputs, ALL_GATHER)
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], Inputs, str]] = {
@@ -260,13 +241,15 @@ REFUSED: dict[str, tuple[Callable[..., Any], Inputs, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_needs_other_ranks_tokens_is_refused_by_name(name: str) -> None:
+def test_what_needs_other_ranks_tokens_is_refused_by_name(on_ranks: OnRanks, name: str) -> None:
     function, inputs, words = REFUSED[name]
     with pytest.raises(TensorParallelError, match=words):
-        assert_held(function, inputs, ALL_GATHER)
+        assert_held(on_ranks, function, inputs, ALL_GATHER)
 
 
-def assert_held(function: Callable[..., Any], inputs: Inputs, kind: str) -> None:
+def assert_held(
+    on_ranks: OnRanks, function: Callable[..., Any], inputs: Inputs, kind: str
+) -> None:
     def work(rank: Rank) -> None:
         division = sequence_division(kind, rank)
         function(
@@ -279,16 +262,16 @@ def assert_held(function: Callable[..., Any], inputs: Inputs, kind: str) -> None
     on_ranks(2, work)
 
 
-def test_heads_are_exchanged_around_the_operator_alone() -> None:
+def test_heads_are_exchanged_around_the_operator_alone(on_ranks: OnRanks) -> None:
     with pytest.raises(TensorParallelError, match="use cp_comm_type=all_gather"):
-        assert_held(plain_attention, QKV, ALL_TO_ALL)
+        assert_held(on_ranks, plain_attention, QKV, ALL_TO_ALL)
     odd: Inputs = {name: (normal(1, 3, 8, 2), 2) for name in "qkv"}
     with pytest.raises(TensorParallelError, match=r"3 heads do not divide by cp=2"):
-        assert_held(attention(), odd, ALL_TO_ALL)
+        assert_held(on_ranks, attention(), odd, ALL_TO_ALL)
 
 
 def test_a_sequence_that_has_no_chunks_is_refused_with_the_rule() -> None:
-    division = sequence_division(ALL_GATHER, Rank(Threads(2), 0))
+    division = sequence_division(ALL_GATHER, ContextStandIn(2))
     with pytest.raises(PlanError, match="a sequence of 6 does not divide into 2 x 2 chunks"):
         division.divide(torch.zeros(1, 6), 1)
 
@@ -325,7 +308,9 @@ class Layer(nn.Module):
 
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("kind", CP_COMM_TYPES)
-def test_a_whole_model_has_the_gradients_of_one_process(kind: str, tokens: bool) -> None:
+def test_a_whole_model_has_the_gradients_of_one_process(
+    on_ranks: OnRanks, kind: str, tokens: bool
+) -> None:
     torch.manual_seed(0)
     model = Decoder(tokens=tokens).double()
     x = torch.randint(0, 11, (2, 8)) if tokens else normal(2, 8, 6)
@@ -356,7 +341,7 @@ def test_a_whole_model_has_the_gradients_of_one_process(kind: str, tokens: bool)
 
 
 def test_a_loss_of_each_position_is_no_loss() -> None:
-    division = sequence_division(ALL_GATHER, Rank(Threads(2), 0))
+    division = sequence_division(ALL_GATHER, ContextStandIn(2))
     each = division.held(torch.zeros(1, 4), 1)
     with pytest.raises(PlanError, match="answer with their mean"):
         whole_loss(each, 2)
@@ -365,6 +350,6 @@ def test_a_loss_of_each_position_is_no_loss() -> None:
 
 def test_a_model_without_a_sequence_is_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
-    divide_context(model, [model[0]], ALL_GATHER, Rank(Threads(2), 0))
+    divide_context(model, [model[0]], ALL_GATHER, ContextStandIn(2))
     with pytest.raises(PlanError, match="no hidden state"):
         model(torch.zeros(4, 3))
