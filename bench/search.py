@@ -30,13 +30,14 @@ from typing import Any
 
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.graph import ModelGraph
+from claw_plan.planner.group_opener import may_be_cut_otherwise
 from claw_plan.planner.members import ORDERS, divisors
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.search_space import may_be_cut_otherwise, search_space
+from claw_plan.planner.search_space import search_space
 from claw_plan.planner.space import Space
 from claw_plan.planner.stage_path import Cuts
 from claw_plan.planner.supported import ALGORITHMS, OFFLOAD, RECOMPUTE, refusal

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.cut_bound import bound_any_cut, cuts_below
 from claw_plan.planner.graph import Parameter
 from claw_plan.planner.group_table import SCHEDULE_NAMES, SOME, Int, numbered
 from claw_plan.planner.memory_states import CONTEXT_BYTES
@@ -24,6 +26,7 @@ from claw_plan.planner.schedules import SCHEDULES, least_in_flight
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.shards import local_numel, shard_numel
 from claw_plan.planner.space import Space
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.planner.supported import RECOMPUTE
 
 RUN = 512
@@ -84,13 +87,39 @@ class GroupBounds:
         `blocks` are how many run again in each; without it a row of several groups gets the time
         of the least and the memory of the most.
         """
+        longest, may_fit = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        bound_pipelines(self._chain, self._pipelines(rows, blocks), longest, may_fit)
+        return longest, may_fit > 0
+
+    def any_cut(self, rows: Int, blocks: Int, limit_ns: int) -> Int:
+        """A bound of the path of any cut of each group, sought up to the limit."""
+        least = self.any_cut_ns[rows]
+        bound_any_cut(self._chain, self._pipelines(rows, blocks), limit_ns, least)
+        return least
+
+    def cuts_below(
+        self, row: int, blocks: int, limit_ns: int, most_cuts: int, most_steps: int
+    ) -> tuple[list[Cuts] | None, int]:
+        """All cuts of a group that may be shorter than the limit, and the steps of finding them.
+
+        None where there are more than `most_cuts`, or it takes more than `most_steps`.
+        """
+        stages = int(self._table.pp[row] * self._table.stages_per_rank[row])
+        found = np.empty((most_cuts, stages + 1), np.int64)
+        some = self._pipelines(np.array([row]), np.array([blocks]))
+        number, steps = cuts_below(self._chain, some, 0, limit_ns, most_steps, found)
+        if number < 0:
+            return None, steps
+        return [tuple(pairwise(first)) for first in found[:number].tolist()], steps
+
+    def _pipelines(self, rows: Int, blocks: Int | None) -> Pipelines:
         table = self._table
         again = table.recompute_blocks[rows] if blocks is None else blocks
         layout_rows, layout = numbered(
             table.schedule[rows], table.pp[rows], table.microbatches[rows],
             table.stages_per_rank[rows],
         )  # fmt: skip
-        some = Pipelines(
+        return Pipelines(
             pp=table.pp[rows],
             stages_per_rank=table.stages_per_rank[rows],
             microbatches=table.microbatches[rows],
@@ -107,9 +136,6 @@ class GroupBounds:
             layout=layout,
             flights=self._flights(rows[layout_rows]),
         )
-        longest, may_fit = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        bound_pipelines(self._chain, some, longest, may_fit)
-        return longest, may_fit > 0
 
     def least(self, chosen: NDArray[np.bool_]) -> tuple[int, int] | None:
         """The least path bound of the chosen groups, and its row; cuts only where needed."""
@@ -211,7 +237,7 @@ class GroupBounds:
         copies = self._problem.trainer.keeps_compute_copy
         stored, shard = [], []
         for row in self._stored_rows.tolist():
-            tp, dp = int(self._table.tp[row]), int(self._table.dp[row])
+            tp, dp = int(self._table.tp[row]), int(self._table.dp[row]) * self._table.cp
             parts = [(kind, shard_numel(kind, tp, dp)) for kind, _ in self._kinds]
             stored.append(
                 [

@@ -155,35 +155,42 @@ def _bound_rows(
 @compiled
 def _path_ns(chain: Chain, some: Pipelines, row: int, first: Int) -> int:
     """`StagePath.longest_ns` of the cut, with messages that cost nothing."""
-    times = chain.times_ns[some.times[row]]
     pp, count, stages = some.pp[row], some.microbatches[row], first.size - 1
     forward = np.empty(stages, np.int64)
     backward = np.empty(stages, np.int64)
     early = np.empty(stages, np.int64)
     for stage in range(stages):
-        start, stop = first[stage], first[stage + 1]
-        forward[stage] = times[FORWARD, stop] - times[FORWARD, start]
-        blocks, end = _again(chain, start, stop, some.runs_again[row])
-        again = times[AGAIN, end] - times[AGAIN, blocks]
-        backward[stage] = early[stage] = times[WHOLE, stop] - times[WHOLE, start] + again
-        if some.splits[row]:
-            if stage == 0:
-                early[stage] = 0
-            elif not some.is_recomputed[row]:
-                early[stage] = times[INPUTS, stop] - times[INPUTS, start]
-                parts = early[stage] + times[WEIGHTS, stop] - times[WEIGHTS, start]
-                backward[stage] = min(backward[stage], parts)
+        span = first[stage], first[stage + 1]
+        forward[stage], backward[stage], early[stage] = stage_ns(chain, some, row, stage, *span)
     longest = reached = drained = 0
     for rank in range(pp):
         soon = work = 0
         for turn in range(some.stages_per_rank[row]):
-            stage = _stage_of(rank, turn, pp, some.places_v[row])
+            stage = stage_of(rank, turn, pp, some.places_v[row])
             soon += forward[stage] + early[stage]
             work += forward[stage] + backward[stage]
         longest = max(longest, reached + max(count * work, count * soon + drained))
         reached += forward[rank]
         drained += early[rank] if rank else backward[rank]
     return longest
+
+
+@compiled
+def stage_ns(
+    chain: Chain, some: Pipelines, row: int, stage: int, start: int, stop: int
+) -> tuple[int, int, int]:
+    """A stage's forward, its backward, and of that what the stage before waits for."""
+    times = chain.times_ns[some.times[row]]
+    blocks, end = _again(chain, start, stop, some.runs_again[row])
+    again = times[AGAIN, end] - times[AGAIN, blocks]
+    backward = early = times[WHOLE, stop] - times[WHOLE, start] + again
+    if some.splits[row]:
+        if stage == 0:
+            early = 0
+        elif not some.is_recomputed[row]:
+            early = times[INPUTS, stop] - times[INPUTS, start]
+            backward = min(backward, early + times[WEIGHTS, stop] - times[WEIGHTS, start])
+    return times[FORWARD, stop] - times[FORWARD, start], backward, early
 
 
 @compiled
@@ -195,7 +202,7 @@ def _again(chain: Chain, start: int, stop: int, blocks: int) -> tuple[int, int]:
 
 
 @compiled
-def _held_bytes(chain: Chain, some: Pipelines, row: int, start: int, stop: int) -> int:
+def held_bytes(chain: Chain, some: Pipelines, row: int, start: int, stop: int) -> int:
     """Activations of one microbatch on a stage."""
     held = chain.held_bytes[some.held[row]]
     _, end = _again(chain, start, stop, some.remakes[row])
@@ -206,14 +213,14 @@ def _held_bytes(chain: Chain, some: Pipelines, row: int, start: int, stop: int) 
 
 
 @compiled
-def _stage_of(rank: int, turn: int, pp: int, places_v: bool) -> int:
+def stage_of(rank: int, turn: int, pp: int, places_v: bool) -> int:
     if places_v and turn % 2:
         return (turn + 1) * pp - 1 - rank
     return turn * pp + rank
 
 
 @compiled
-def _always_bytes(chain: Chain, some: Pipelines, row: int, start: int, stop: int) -> int:
+def always_bytes(chain: Chain, some: Pipelines, row: int, start: int, stop: int) -> int:
     """What a stage holds whatever runs, at the least."""
     stored = chain.stored_bytes[some.stored[row]]
     held = int(stored[stop] - stored[start])
@@ -235,8 +242,8 @@ def _some_cut_fits(chain: Chain, some: Pipelines, row: int) -> int:
         start = stop
         while start > stage:
             unit = edges[start - 1], edges[stop]
-            need = flight * _held_bytes(chain, some, row, *unit)
-            if need + _always_bytes(chain, some, row, *unit) > some.capacity_bytes[row]:
+            need = flight * held_bytes(chain, some, row, *unit)
+            if need + always_bytes(chain, some, row, *unit) > some.capacity_bytes[row]:
                 break
             start -= 1
         if start == stop:
@@ -252,10 +259,10 @@ def _cut_fits(chain: Chain, some: Pipelines, row: int, first: Int) -> int:
     for rank in range(pp):
         always, least = 0, np.iinfo(np.int64).max
         for turn in range(some.stages_per_rank[row]):
-            stage = _stage_of(rank, turn, pp, some.places_v[row])
+            stage = stage_of(rank, turn, pp, some.places_v[row])
             start, stop = first[stage], first[stage + 1]
-            always += _always_bytes(chain, some, row, start, stop)
-            least = min(least, _held_bytes(chain, some, row, start, stop))
+            always += always_bytes(chain, some, row, start, stop)
+            least = min(least, held_bytes(chain, some, row, start, stop))
         flight = some.flights[some.layout[row], rank]
         if always + flight * least > some.capacity_bytes[row]:
             return 0

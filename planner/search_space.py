@@ -17,17 +17,16 @@ import numpy as np
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.group_bounds import RUN, GroupBounds
-from claw_plan.planner.group_table import Group, Int
-from claw_plan.planner.memory import make_fits
+from claw_plan.planner.group_opener import Choice as Choice
+from claw_plan.planner.group_opener import GroupOpener, order_of
+from claw_plan.planner.group_table import Int
 from claw_plan.planner.objective import Objective
 from claw_plan.planner.objective_search import Valued
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search import Branch, Evaluated, Outcome, SearchReport, best_first
 from claw_plan.planner.side_by_side import one_by_one, side_by_side
 from claw_plan.planner.space import Space
-from claw_plan.planner.stage_path import Cuts, StagePath
 
-Choice: TypeAlias = tuple[Candidate, Cuts]
 Opens: TypeAlias = Callable[[], Iterable[Branch[Choice]] | Evaluated[Choice]]
 
 
@@ -58,8 +57,7 @@ class _Searcher:
     def __init__(self, scorer: Scorer, space: Space) -> None:
         self._scorer, self._space = scorer, space
         self.bounds = GroupBounds(scorer, space)
-        self.looked_at: dict[Choice, int] = {}
-        self.pruned: list[Choice] = []
+        self.opener = GroupOpener(scorer, space, recuts=True)
         self.pruned_rows: list[int] = []
 
     def branches(self) -> Iterator[Branch[Choice]]:
@@ -76,7 +74,7 @@ class _Searcher:
         bounds, may_fit = self.bounds.cut(rows)
         for row, bound, fits in zip(rows.tolist(), bounds.tolist(), may_fit.tolist(), strict=True):
             several = self._space.blocks_run_again(row)
-            size, order = int(self._space.table.size[row]), _order(self._space.group(row).base)
+            size, order = int(self._space.table.size[row]), order_of(self._space.group(row).base)
             opens: Opens
             if not fits:
                 opens = partial(self._rule_out, row, size, len(several))
@@ -95,78 +93,17 @@ class _Searcher:
             opens: Opens = partial(self._rule_out, row, group.size, 1)
             if fits:
                 opens = partial(self._add_up, row, again)
-            yield Branch(bound, _order(group.base), group.size, opens)
+            yield Branch(bound, order_of(group.base), group.size, opens)
 
     def _rule_out(self, row: int, size: int, groups: int) -> Evaluated[Choice]:
         self.pruned_rows += [row] * groups
         return Evaluated(None, None, size)
 
     def _add_up(self, row: int, again: int) -> Iterator[Branch[Choice]]:
-        """The group once more, with all that its ranks compute."""
         group = self._space.group(row, again)
-        bound = self._scorer.bounds.work_ns(group.base, self._path(group.base))
-        yield Branch(bound, _order(group.base), group.size, partial(self._play, group))
-
-    def _play(self, group: Group) -> Iterator[Branch[Choice]]:
-        """The group once more, its schedule played."""
-        bases = [replace(group.base, schedule=name) for name in self._space.schedules(group)]
-        bounds = [self._scorer.bounds.schedule_ns(base, self._path(base)) for base in bases]
-        yield Branch(min(bounds), _order(group.base), group.size, partial(self._members, group))
-
-    def _members(self, group: Group) -> Iterator[Branch[Choice]]:
-        for candidate in self._space.members(group):
-            yield self._leaf(candidate, self._path(candidate), first_try=True)
-
-    def _path(self, candidate: Candidate) -> StagePath:
-        path = self._scorer.bounds.stage_path(candidate)
+        path = self._scorer.bounds.stage_path(group.base)
         assert path is not None, "the space has no more stages than there are cuts"
-        return path
-
-    def _leaf(self, candidate: Candidate, path: StagePath, first_try: bool) -> Branch[Choice]:
-        """A candidate under the bound of its streams; what opens it plays the step first."""
-        bounds, order = self._scorer.bounds, _order(candidate)
-
-        def look_closer() -> Evaluated[Choice] | Iterable[Branch[Choice]]:
-            if self._scorer.memory.fits(*choice):
-                closer = max(bound, bounds.candidate_ns(candidate, path))
-                self.looked_at[choice] = closer
-                return [Branch(closer, order, 1, simulate)]
-            if first_try and may_be_cut_otherwise(candidate):
-                fits = make_fits(self._scorer.memory, candidate)
-                other = bounds.stage_path(candidate, fits)
-                if other is not None:
-                    return [self._leaf(candidate, other, first_try=False)]
-            self.pruned.append(choice)
-            return Evaluated(choice, None)
-
-        def simulate() -> Evaluated[Choice]:
-            return Evaluated(choice, self._scorer.step_time_ns(*choice))
-
-        choice = (candidate, path.cuts)
-        bound = bounds.streams_ns(candidate, path)
-        return Branch(bound, order, 1, look_closer)
-
-
-def may_be_cut_otherwise(candidate: Candidate) -> bool:
-    """Whether a candidate whose best cut does not fit gets the best that does.
-
-    Not with several stages a rank, whose memory is not that of any one; nor where some blocks of
-    each stage run again, which the best cut does not balance, so that another may be faster; nor
-    where gathering takes more memory than it must.
-    """
-    gathers_plainly = not candidate.reshard_ranks and candidate.blocks_per_group == 1
-    is_whole = gathers_plainly and not candidate.recompute_blocks
-    return candidate.pp > 1 and candidate.stages_per_rank == 1 and is_whole
-
-
-def _order(candidate: Candidate) -> tuple[object, ...]:
-    """Of equal bounds: fewer devices first, then simpler splits, then less recompute."""
-    return (
-        candidate.num_devices, candidate.pp, candidate.tp, candidate.recompute != "none",
-        candidate.sequence_parallel, candidate.dp_shard, candidate.offload != "none",
-        candidate.microbatch_size, candidate.stages_per_rank, candidate.schedule,
-        -candidate.zero,
-    )  # fmt: skip
+        return self.opener.add_up(group, path)
 
 
 def search_space(
@@ -215,7 +152,7 @@ def search_space(
     times_ns = {choice: time_ns for time_ns, choice in outcome.ranked}
     if valued is not None:
         times_ns = {choice: valued.times_ns[choice] for choice in times_ns}
-    looked_at = sorted((bound, choice) for choice, bound in searcher.looked_at.items())
+    looked_at = sorted((bound, choice) for choice, bound in searcher.opener.looked_at.items())
     ranked = list(times_ns)
     return Searched(
         ranked=tuple(ranked),
@@ -224,7 +161,7 @@ def search_space(
         space=space,
         bounds=searcher.bounds,
         looked_at=[entry for entry in looked_at if entry[1] not in times_ns],
-        pruned=searcher.pruned,
+        pruned=searcher.opener.pruned,
         pruned_rows=searcher.pruned_rows,
     )
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from claw_plan.planner.group_bounds import GroupBounds
+from claw_plan.planner.group_opener import may_be_cut_otherwise
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.search_space import may_be_cut_otherwise
 from claw_plan.planner.space import Space
 
 

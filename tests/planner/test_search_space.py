@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from claw_plan.planner.candidate import MESH_ORDER
+from claw_plan.planner.group_opener import may_be_cut_otherwise
 from claw_plan.planner.memory import make_fits
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.search_space import may_be_cut_otherwise, search_closer, search_space
+from claw_plan.planner.search_space import search_closer, search_space
 from claw_plan.planner.space import Space
 from claw_plan.profiles.trainer import NEUTRAL
 from claw_plan.profiles.trainers import load_trainers
