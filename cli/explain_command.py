@@ -84,6 +84,7 @@ def explanation_object(found: Explanation) -> dict[str, Any]:
         "fullest_stage": {"stage": binding.stage, "of_usable": binding.fullest},
         "neighbours": [_neighbour_object(each) for each in found.neighbours],
         "tensor_parallel": list(found.splits),
+        "overlapping": list(found.overlapping),
         "what_ifs": [_what_if_object(each) for each in found.what_ifs],
         "against": _against_object(found.against) if found.against else None,
     }
@@ -129,6 +130,8 @@ def print_explanation(found: Explanation, console: Console | None = None) -> Non
     console.print(Text(f"{found.name}: {scored.candidate.short()}", style="bold green"))
     console.print(Text(f"{format_ns(scored.step_time_ns)} a step"))
     section(console, "What binds (critical path)", *_binding(found))
+    if found.overlapping:
+        section(console, "Steps that overlap", *map(Text, found.overlapping))
     if found.splits:
         section(console, "What tensor parallelism divides", *map(Text, found.splits))
     section(console, "One knob changed alone (re-scored)", _neighbour_table(found))

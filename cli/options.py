@@ -117,6 +117,12 @@ PLANNING_OPTIONS = (
         "what is trained (docs/communication.md).",
     ),
     click.option(
+        "--asynchronous",
+        is_flag=True,
+        help="Lets steps of a pipeline overlap (PipeDream2BW): no bubble, but gradients of weights "
+        "one step old, which changes what is trained (docs/asynchronous.md).",
+    ),
+    click.option(
         "--token-frequencies",
         type=FILE,
         metavar="FILE",

@@ -177,6 +177,18 @@ class Bounds:
             reached += path.forward_ns[rank] + sends_ns[rank]
         return longest + self.problem.step_overhead_ns()
 
+    def overlapping_ns(self, candidate: Candidate, path: StagePath) -> int:
+        """What the busiest rank runs in a step where steps overlap (`steady_state`)."""
+        count = candidate.num_microbatches(self.problem.training.global_batch)
+        longest = 0
+        for forward_ns, backward_ns, cut in zip(
+            path.forward_ns, path.backward_ns, path.cuts, strict=True
+        ):
+            added_ns = (count - 1) * self._data.accumulate_ns(candidate, *cut)
+            step_ns = self._data.optimizer_ns(candidate, *cut)
+            longest = max(longest, count * (forward_ns + backward_ns) + added_ns + step_ns)
+        return longest + self.problem.step_overhead_ns()
+
     def schedule_ns(self, candidate: Candidate, path: StagePath) -> int:
         """The schedule's rows played without data parallelism."""
         return max(self._played_alone(candidate, path)) + self.problem.step_overhead_ns()

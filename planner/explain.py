@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from claw_plan.planner.asynchronous_search import asynchronous_said
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.compression import compression_said
 from claw_plan.planner.errors import InfeasiblePlan
@@ -60,6 +61,7 @@ def reasons(scorer: Scorer, found: Searched, best: Scored) -> Iterator[str]:
     yield from _device_order(scorer.problem, best.candidate)
     yield from _other_cuts(found, best)
     yield from compression_said(scorer, best)
+    yield from asynchronous_said(scorer, best)
     yield binds(best)
 
 

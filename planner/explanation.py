@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from claw_plan.planner.asynchronous_search import asynchronous_said
 from claw_plan.planner.binding import Binding, binding_of, difference
 from claw_plan.planner.neighbours import Neighbour, neighbours
 from claw_plan.planner.plan_check import model_of_plan
@@ -32,7 +33,8 @@ class Against:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why a plan is what it is. `neighbours` come fastest first, those that cannot run last;
-    `splits` say what tensor parallelism divides in each kind of block.
+    `splits` say what tensor parallelism divides in each kind of block, `overlapping` what steps
+    that overlap bring, or would.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Explanation:
     what_ifs: tuple[WhatIf, ...]
     against: Against | None
     splits: tuple[str, ...] = ()
+    overlapping: tuple[str, ...] = ()
 
 
 def explain(
@@ -73,6 +76,7 @@ def explain(
         what_ifs=tuple(what_ifs(planned, measured, time_limit_s)) if replan else (),
         against=_against(scored, against, measured, memory_headroom) if against else None,
         splits=split_lines(model_of_plan(planned.plan, path), planned.problem, planned.candidate),
+        overlapping=tuple(asynchronous_said(planned.scorer, scored)),
     )
 
 

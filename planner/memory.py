@@ -30,7 +30,7 @@ from claw_plan.planner.memory_states import (
 )
 from claw_plan.planner.memory_units import UnitMemory, together, unit_memory
 from claw_plan.planner.problem import STORED_BYTES, Problem
-from claw_plan.planner.schedules import Held, held_by_rank, stages_of_rank
+from claw_plan.planner.schedules import ASYNCHRONOUS, Held, held_by_rank, stages_of_rank
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes, of_unit, runs_of
 from claw_plan.profiles.cluster import Node
 
@@ -197,7 +197,7 @@ class MemoryModel:
             candidate.tp, candidate.ep, candidate.etp, candidate.zero,
             candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
             candidate.recompute_blocks, candidate.reshard_ranks, candidate.blocks_per_group,
-            candidate.offload, candidate.codec,
+            candidate.offload, candidate.codec, candidate.schedule in ASYNCHRONOUS,
             candidate.dp_replicate if candidate.codec != "none" else 0,
         )  # fmt: skip
         parts = self._peaks.get(key)

@@ -18,7 +18,7 @@ from claw_plan.planner.errors import PlanError
 from claw_plan.planner.members import BUCKETS, ORDERS, divisors
 from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.placement import outcome
-from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
+from claw_plan.planner.schedules import SCHEDULES, schedule_of, schedule_refusal
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.supported import ALGORITHMS, CODECS, OFFLOAD, RECOMPUTE, refusal
 
@@ -84,7 +84,7 @@ def _changes(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
     if candidate.pp > 1:
         yield from (("schedule", name) for name in SCHEDULES if name != candidate.schedule)
         more = candidate.stages_per_rank + 1
-        if SCHEDULES[candidate.schedule].most_stages != candidate.stages_per_rank:
+        if schedule_of(candidate.schedule).most_stages != candidate.stages_per_rank:
             yield "stages_per_rank", more
     if problem.device.kind != "cpu":
         yield from (("offload", mode) for mode in OFFLOAD if mode != candidate.offload)
@@ -138,7 +138,7 @@ def _changed(candidate: Candidate, knob: str, value: Any) -> Candidate:
     if changed.tp == 1:
         changed = replace(changed, sequence_parallel=False)
     if knob == "schedule":
-        changed = replace(changed, stages_per_rank=SCHEDULES[value].fewest_stages)
+        changed = replace(changed, stages_per_rank=schedule_of(value).fewest_stages)
     if changed.pp == 1:
         changed = replace(changed, schedule="1F1B", stages_per_rank=1)
     elif changed.zero == 2 and knob != "zero":

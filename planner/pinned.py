@@ -11,7 +11,7 @@ from typing import Any
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.members import BLOCKS_PER_GROUP
-from claw_plan.planner.schedules import INTERLEAVED, SCHEDULES, schedule_refusal
+from claw_plan.planner.schedules import EVERY_SCHEDULE, INTERLEAVED, schedule_refusal
 from claw_plan.planner.supported import can_grow_from, knob_refusal, refusal
 from claw_plan.profiles.cluster import Cluster
 
@@ -33,8 +33,8 @@ CANNOT_ACT = (
 def pinned_candidate(fix: Mapping[str, Any]) -> Candidate:
     """The pinned knobs, with a schedule that has the stages or stages that the schedule has."""
     chosen = dict(fix)
-    if "stages_per_rank" not in fix and fix.get("schedule") in SCHEDULES:
-        chosen["stages_per_rank"] = SCHEDULES[fix["schedule"]].fewest_stages
+    if "stages_per_rank" not in fix and fix.get("schedule") in EVERY_SCHEDULE:
+        chosen["stages_per_rank"] = EVERY_SCHEDULE[fix["schedule"]].fewest_stages
     elif fix.get("stages_per_rank", 1) > 1:
         chosen.setdefault("schedule", INTERLEAVED)
     return Candidate(**chosen)

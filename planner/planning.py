@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from claw_plan.planner.asynchronous_search import search_asynchronous, with_asynchronous
 from claw_plan.planner.baseline import Baseline, baseline_of, training_of
 from claw_plan.planner.baselines.recognise import read_setting
 from claw_plan.planner.baselines.setting import Setting
@@ -39,6 +40,7 @@ from claw_plan.planner.posing import Progress, pose_problem
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.refine import SearchSettings, refine
 from claw_plan.planner.samplers import check_storage
+from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search import SearchReport
 from claw_plan.planner.search_space import Choice, Searched, search_closer, search_space
@@ -82,6 +84,7 @@ class PlanningRequest:
     storage: str | None = None
     policy: Path | None = None
     codecs: str = ""
+    asynchronous: bool = False
     token_frequencies: Path | None = None
 
 
@@ -212,6 +215,17 @@ def _search(
 ) -> tuple[Scorer, Searched]:
     """The space, then what it left out near its best. Raises PlanError where it is empty."""
     other_than_time = None if isinstance(objective, StepTime) else objective
+    if request.fix.get("schedule") in ASYNCHRONOUS:
+        found = search_asynchronous(
+            scorer,
+            request.fix,
+            time_limit_s=request.time_limit_s,
+            progress=request.progress,
+            objective=other_than_time,
+        )
+        if not found.report.space:
+            raise PlanError(space.explain_empty())
+        return scorer, found
     found = search_space(
         scorer,
         space,
@@ -223,6 +237,8 @@ def _search(
     if not found.report.space:
         raise PlanError(space.explain_empty())
     found = search_closer(scorer, found, request.fix, other_than_time)
+    if request.asynchronous:
+        found = with_asynchronous(scorer, found, request.fix, other_than_time)
     codecs = codecs_named(request.codecs)
     context = ContextSearch(model=model, fix=request.fix, objective=other_than_time, codecs=codecs)
     return context.search(*search_experts(scorer, found, request.fix, other_than_time, codecs))

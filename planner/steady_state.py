@@ -37,7 +37,7 @@ from claw_plan.simulator.simulate import timeline_of
 from claw_plan.simulator.task_graph import Int, TaskGraph, TaskGraphBuilder
 from claw_plan.simulator.timeline import MemorySample, Timeline
 
-FEWEST_STEPS, MOST_STEPS = 4, 32
+FEWEST_STEPS, MOST_STEPS = 5, 40
 """Steps of a run: enough that two periods can be compared, and at most."""
 
 SLACK_NS = 1_000
@@ -45,7 +45,10 @@ SLACK_NS = 1_000
 
 
 class _Run(NamedTuple):
-    """Steps that were played; `ends_ns` is when each one's last update was made."""
+    """Some steps that were played.
+
+    `ends_ns` is when each one's last update was made, but for the last step, which drains.
+    """
 
     graph: TaskGraph
     start: Int
@@ -147,7 +150,7 @@ def _played(
     lowering.run()
     graph = builder.build()
     start, finish = finish_times_ns(graph)
-    ends_ns = [int(finish[tasks].max()) for tasks in lowering.ends]
+    ends_ns = [int(finish[tasks].max()) for tasks in lowering.ends[:-1]]
     return _Run(graph, start, finish, ends_ns)
 
 
@@ -216,6 +219,6 @@ def steady_step(
     timeline = timeline_of(run.graph, run.start, run.finish)
     return SteadyStep(
         period_ns=period_ns,
-        fill_and_drain_ns=whole_ns - len(run.ends_ns) * period_ns,
+        fill_and_drain_ns=whole_ns - (len(run.ends_ns) + 1) * period_ns,
         timeline=_window(timeline, run.ends_ns[-1] - period_ns, run.ends_ns[-1]),
     )

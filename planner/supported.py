@@ -97,8 +97,6 @@ def knob_refusal(candidate: Candidate) -> str:
     """Why a single knob's value may not be offered; empty when all may."""
     if candidate.schedule not in EVERY_SCHEDULE:
         return f"schedule={candidate.schedule}: use one of {', '.join(EVERY_SCHEDULE)}"
-    if candidate.schedule in ASYNCHRONOUS and candidate.pp == 1:
-        return f"schedule={candidate.schedule}: steps overlap in a pipeline; use pp above 1"
     fewest = EVERY_SCHEDULE[candidate.schedule].fewest_stages
     most = EVERY_SCHEDULE[candidate.schedule].most_stages
     if candidate.stages_per_rank < fewest or candidate.stages_per_rank > (most or maxsize):
@@ -218,6 +216,26 @@ def _averaging_refusal(candidate: Candidate) -> str:
 def codecs_named(text: str) -> tuple[str, ...]:
     """'one_bit,top_k:0.001' to codecs that may be offered; 'all' to every one with defaults.
 
+def _gradient_codec_refusal(candidate: Candidate) -> str:
+    """Of codecs that carry gradients, wherever these are averaged."""
+    said = f"codec={candidate.codec}"
+    if candidate.dp_replicate == 1 and candidate.dp_shard == 1:
+        return (
+            f"{said}: it acts where gradients are averaged; use dp_replicate or dp_shard above 1"
+        )
+    for axis in ("cp", "ep"):
+        if getattr(candidate, axis) > 1:
+            return f"{said} is not proven with {axis}; use {axis}=1"
+    if candidate.schedule in ASYNCHRONOUS:
+        return f"{said}: schedule={candidate.schedule} averages gradients of overlapping steps"
+    if candidate.offload != "none" and not candidate.reduces_in_backward:
+        return (
+            f"{said} is not proven with offload={candidate.offload} where shards or stages "
+            "average; use offload=none"
+        )
+    return ""
+
+
     Raises PlanError for others.
     """
     if text == "all":
@@ -269,6 +287,8 @@ def refusal(candidate: Candidate) -> str:
     if candidate.schedule in ASYNCHRONOUS and candidate.dp_shard > 1:
         return (
             f"schedule={candidate.schedule} keeps two versions of whole parameters, which "
+    if candidate.schedule in ASYNCHRONOUS and candidate.pp == 1:
+        return f"schedule={candidate.schedule}: steps overlap in a pipeline; use pp above 1"
             "fully_shard does not; use dp_shard=1, dp_replicate instead"
         )
     if candidate.schedule not in proven.schedules:
