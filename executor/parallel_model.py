@@ -12,7 +12,6 @@ does it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ import torch.nn as nn
 from claw_plan.executor.batch_norm import RunningStatistics
 from claw_plan.executor.checkpoint_layout import WholeState, divided_as
 from claw_plan.executor.clipping import clip, counted_here, global_norm
+from claw_plan.executor.communication.hooks import mean_once
 from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.dropout import seed_forwards
 from claw_plan.executor.errors import ExecutionError
@@ -45,6 +45,7 @@ from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.replica_exchange import (
     Exchange,
     ExchangeOptions,
+    evened_over_tp,
     make_exchange,
     momentum_optimizer,
     refuse_exchange,
@@ -73,7 +74,9 @@ class ParallelModel:
     it was divided. `schedule` runs forward and backward; without a pipeline it calls `module`,
     the only one of `stages` or what replicates it. `exchange` is what replicas send each other
     where it is not the library's own all-reduce of gradients. `averaged` maps an axis to
-    parameters whose gradients are averaged over it once a step. `unreached` names parameters that
+    parameters whose gradients are averaged over it once a step; `evened` are those that all
+    tensor-parallel ranks hold and a codec made unlike, with codes of what lay beside them in a
+    bucket. `unreached` names parameters that
     the loss may not reach, `counted` are those whose part of the gradients' norm is counted on
     this rank. `next_forward` waits for buckets one by one where the plan orders them so, else
     `waits_because` says why not.
@@ -94,6 +97,7 @@ class ParallelModel:
     tied: TiedGradients | None = None
     experts: ExpertParallel | None = None
     averaged: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
+    evened: Sequence[nn.Parameter] = ()
     has_loss: bool = True
     pipeline_stages: tuple[RecordedStage, ...] = field(default=(), repr=False)
     loss_scale: LossScale | None = None
@@ -109,13 +113,11 @@ class ParallelModel:
     waits_because: str = ""
 
     def train_step(self, batch: Batch) -> float:
-        """One optimizer step on this rank's slice; answers with the loss of the global batch.
-
-        Where steps overlap it is the newest loss that is known, that of the step before.
+        """One optimizer step on this rank's slice; answers with the loss of the global batch, or
+        with the newest that is known where steps overlap.
         """
         if self.overlap is not None:
-            self.overlap.step(self.microbatches_of(batch))
-            return self.overlap.losses[-1] if self.overlap.losses else math.nan
+            return self.overlap.step(self.microbatches_of(batch))
         defers = self.next_forward is not None and self.recorder is None
         with self._ahead_of_next(defers=defers), self.recorder or nullcontext():
             loss = self.forward_backward(batch)
@@ -196,7 +198,11 @@ class ParallelModel:
             copied.give_gradient()
         bucket_bytes = self.knobs.bucket_bytes
         for axis, parameters in self.averaged.items():
-            reduce_gradients(parameters, self.mesh.group(axis), dist.ReduceOp.AVG, bucket_bytes)
+            group = self.mesh.group(axis)
+            if axis == "dp_replicate" and self.exchange is not None:
+                mean_once(parameters, self.exchange.mean, group, bucket_bytes)
+            else:
+                reduce_gradients(parameters, group, dist.ReduceOp.AVG, bucket_bytes)
         if self.experts is not None:
             self.experts.finish(bucket_bytes)
         if self.tensor_parallel is not None:
@@ -205,7 +211,9 @@ class ParallelModel:
                 for name in self.tensor_parallel.sequence_parallel_parameters
                 if (parameter := self.parameters[name]).requires_grad
             ]
-            reduce_gradients(partial_sums, self.mesh.group("tp"), dist.ReduceOp.SUM, bucket_bytes)
+            group = self.mesh.group("tp")
+            reduce_gradients(partial_sums, group, dist.ReduceOp.SUM, bucket_bytes)
+            reduce_gradients(self.evened, group, dist.ReduceOp.AVG, bucket_bytes)
         if self.tied is not None and ties:
             self.tied.add_up()
         if self.unreached:
@@ -272,6 +280,7 @@ def compile_plan(
     refuse_exchange(plan, loaded, options)
     mesh = make_mesh(knobs, device.type)
     shards = plan.training.precision != "float32" or knobs.shard_ranks > 1
+    shards = shards and plan.schedule.name not in ASYNCHRONOUS
     held = make_rank_stages(plan, loaded, mesh, device, precision, shards=shards)
     first = next(iter(held.stages.values()))
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
@@ -302,9 +311,10 @@ def compile_plan(
         statistics=RunningStatistics(held.stages.values(), mesh),
         unreached=held.unreached.difference(shared),
     )
-    compiled.exchange = make_exchange(plan, mesh, compiled.optimizer, options)
+    compiled.exchange = make_exchange(plan, mesh, compiled.optimizer, options, compiled.stages)
+    compiled.evened = evened_over_tp(compiled)
     if knobs.pp > 1:
-        _make_pipeline(compiled, held.stages)
+        _make_pipeline(compiled, held.stages, precision)
     else:
         _make_accumulation(compiled, replicates=not shards and knobs.dp_replicate > 1)
     compiled.counted = counted_here(
@@ -326,11 +336,15 @@ def _averaged(
         whole = [parameter for parameter in trainable if stays_whole(parameter)]
         states = ("cp", "dp_shard", "dp_replicate")
         axes = [axis for axis in states if getattr(knobs, axis) > 1]
-        return dict.fromkeys(axes, whole)
+        through_codec = knobs.codec != "none" and knobs.dp_replicate > 1
+        shares = {"dp_replicate": trainable} if through_codec else {}
+        return dict.fromkeys(axes, whole) | shares
     return {"dp_replicate": trainable} if knobs.dp_replicate > 1 and knobs.pp > 1 else {}
 
 
-def _make_pipeline(compiled: ParallelModel, stages: Mapping[int, Stage]) -> None:
+def _make_pipeline(
+    compiled: ParallelModel, stages: Mapping[int, Stage], precision: str
+) -> None:
     """The schedule of a rank with pipeline stages."""
     plan, group = compiled.plan, compiled.mesh.group("pp")
     compiled.tied = TiedGradients(compiled.parameters, group)
@@ -342,7 +356,7 @@ def _make_pipeline(compiled: ParallelModel, stages: Mapping[int, Stage]) -> None
         for index, stage in stages.items()
     )  # fmt: skip
     if plan.schedule.name in ASYNCHRONOUS:
-        compiled.overlap = OverlappingSteps(compiled)
+        compiled.overlap = OverlappingSteps(compiled, lowers=precision == AS_PLANNED)
         return
     compiled.schedule = make_pipeline(
         compiled.pipeline_stages, plan.schedule, compiled.device, compiled.share_of_loss

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 
+from claw_plan.executor.checkpoint_layout import divided_as
 from claw_plan.executor.communication.algorithms import NATIVE
 from claw_plan.executor.communication.bucket_checks import BucketChecks
 from claw_plan.executor.communication.group import group_over
@@ -22,16 +23,23 @@ from claw_plan.executor.communication.group_mean import GroupMean
 from claw_plan.executor.communication.hooks import GradientMean, Mean
 from claw_plan.executor.communication.selector import Probe, Selector, Switch
 from claw_plan.executor.communication.selector_options import SelectorOptions, parse_options
+from claw_plan.executor.communication.shard_mean import ShardMean, reduce_by
 from claw_plan.executor.communication.whole_mean import WholeMean, checked
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
 from claw_plan.kernels.codec import codec_of
+from claw_plan.kernels.fp16_scale import Fp16Scale
+from claw_plan.kernels.plain import Half
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
+from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.planner.supported import OF_MOMENTUM
 from claw_plan.profiles.collective_schedules import Nodes
+
+if TYPE_CHECKING:
+    from claw_plan.executor.parallel_model import ParallelModel
 
 AUTO, UNCODED = "auto", "none"
 
@@ -128,8 +136,18 @@ def refuse_exchange(
     knobs = plan.knobs()
     if not needs_exchange(knobs) and not options:
         return
-    asked = f"codec={knobs.codec}" if knobs.codec != UNCODED else f"collective={knobs.collective}"
-    without = "codec=none"
+    if options or knobs.codec == UNCODED:
+        _refuse_whole(plan, options)
+    elif codec_of(knobs.codec).name in OF_MOMENTUM:
+        _refuse_momentum(plan, loaded)
+    else:
+        _refuse_encoded(plan)
+
+
+def _refuse_whole(plan: Plan, options: ExchangeOptions) -> None:
+    """Of other algorithms, selection and checks."""
+    knobs = plan.knobs()
+    asked, without = f"collective={knobs.collective}", "codec=none"
     if options:
         asked, without = options.asked(), f"leave {options.asked()} out"
     if options.selector is not None and knobs.codec != UNCODED:
@@ -137,25 +155,73 @@ def refuse_exchange(
             f"{asked}: it measures all-reduces of whole gradients, but the plan sends them as "
             f"{knobs.codec}; leave --selector out, or use codec=none"
         )
-    if knobs.dp_shard > 1 or plan.training.precision != "float32":
-        raise ExecutionError(
-            f"{asked}: fully_shard reduces gradients itself, in shards or in precision "
-            f"{plan.training.precision}; use dp_shard=1 and --precision float32, or {without}"
-        )
-    if sends_momentum(plan, loaded) and knobs.offload != "none":
-        raise ExecutionError(
-            f"{asked}: the momentum that travels lies on the host with offload={knobs.offload}; "
-            "use offload=none, or codec=int8"
-        )
+    _refuse_shards(plan, asked, without)
     if knobs.pp > 1 or knobs.dp_replicate == 1 or (knobs.tp > 1 and knobs.codec != UNCODED):
         raise ExecutionError(
             f"{asked}: it acts where replicas alone meet; use pp=1, tp=1 and dp_replicate above "
             f"1, or {without}"
         )
-    if sends_momentum(plan, loaded) and plan.training.clip_norm is not None:
+
+
+def _refuse_momentum(plan: Plan, loaded: LoadedModel) -> None:
+    """Of codecs that carry AdamW's momentum, or gradients under another optimizer."""
+    knobs = plan.knobs()
+    asked, of_momentum = f"codec={knobs.codec}", sends_momentum(plan, loaded)
+    _refuse_shards(plan, asked, "codec=int8")
+    if knobs.pp > 1 or knobs.dp_replicate == 1 or knobs.tp > 1:
+        raise ExecutionError(
+            f"{asked}: it acts where replicas alone meet; use pp=1, tp=1 and dp_replicate above "
+            "1, or codec=int8"
+        )
+    if of_momentum and knobs.offload != "none":
+        raise ExecutionError(
+            f"{asked}: the momentum that travels lies on the host with offload={knobs.offload}; "
+            "use offload=none, or codec=int8"
+        )
+    if of_momentum and plan.training.clip_norm is not None:
         raise ExecutionError(
             f"{asked}: after its warm-up no rank has the mean gradient whose norm clip_norm "
             "bounds; leave clip_norm out, or use codec=int8"
+        )
+
+
+def _refuse_shards(plan: Plan, asked: str, without: str) -> None:
+    if plan.knobs().dp_shard > 1 or plan.training.precision != "float32":
+        raise ExecutionError(
+            f"{asked}: fully_shard reduces gradients itself, in shards or in precision "
+            f"{plan.training.precision}; use dp_shard=1 and --precision float32, or {without}"
+        )
+
+
+def _refuse_encoded(plan: Plan) -> None:
+    """Of codecs that carry gradients."""
+    knobs = plan.knobs()
+    asked = f"codec={knobs.codec}"
+    if knobs.dp_replicate == 1 and knobs.dp_shard == 1:
+        raise ExecutionError(
+            f"{asked}: it acts where gradients are averaged; use dp_replicate or dp_shard above "
+            "1, or codec=none"
+        )
+    if plan.training.precision == "float16":
+        raise ExecutionError(
+            f"{asked}: what it has not sent would be in units of a loss scale that moves; use "
+            "--precision bf16 or fp32, or codec=none"
+        )
+    for axis, of in (("cp", "the same parameters' parts of a sequence"), ("ep", "other experts")):
+        if getattr(knobs, axis) > 1:
+            raise ExecutionError(
+                f"{asked}: ranks of {axis} average {of}, which no codec does; use {axis}=1, or "
+                "codec=none"
+            )
+    if plan.schedule.name in ASYNCHRONOUS:
+        raise ExecutionError(
+            f"{asked}: schedule={plan.schedule.name} averages gradients of steps that overlap; "
+            "use another schedule, or codec=none"
+        )
+    if knobs.offload != "none" and not knobs.reduces_in_backward:
+        raise ExecutionError(
+            f"{asked} is not proven with offload={knobs.offload} where shards or stages meet; "
+            "use offload=none, or codec=none"
         )
 
 
@@ -203,8 +269,12 @@ def make_exchange(
     mesh: Mesh,
     optimizer: torch.optim.Optimizer,
     options: ExchangeOptions = AS_PLANNED,
+    stages: Sequence[nn.Module] = (),
 ) -> Exchange | None:
-    """What the replicas' reducer and checkpoints need; None for the library's own all-reduce."""
+    """What the replicas' reducer and checkpoints need; None for the library's own all-reduce.
+
+    Where a codec meets shards and no replicas, the `stages` reduce-scatter through it.
+    """
     if not needs_exchange(plan.knobs()) and not options:
         return None
     means = means_of(plan, mesh)
@@ -217,11 +287,30 @@ def make_exchange(
         optimizer.averages_itself = False
         exchange = Exchange(mean=optimizer.mean_of_bucket, state=optimizer)
     else:
-        gradients = GradientMean(GroupMean(codec=codec_of(plan.knobs().codec), **means))
+        gradients = _gradients_through(plan, mesh, means, stages)
         exchange = Exchange(mean=gradients, state=gradients, gradients=gradients)
     if checks is None:
         return exchange
     return replace(exchange, mean=checked(exchange.mean, checks), checks=checks)
+
+
+def _gradients_through(
+    plan: Plan, mesh: Mesh, means: Mapping[str, Any], stages: Sequence[nn.Module]
+) -> GradientMean:
+    """Gradients as codes: between replicas, or between shards where there are no replicas."""
+    knobs, codec = plan.knobs(), codec_of(plan.knobs().codec)
+    scale = None
+    if isinstance(codec, Half):
+        window = plan.training.loss_scale_window
+        scale = Fp16Scale(exponent=codec.exponent, growth_interval=window)
+    # Others than replicas hold other parts, and all must take a step or leave it out.
+    meets = dist.group.WORLD if max(knobs.tp, knobs.pp, knobs.dp_shard) > 1 else None
+    if knobs.dp_replicate > 1:
+        return GradientMean(GroupMean(codec=codec, **means), scale=scale, meets=meets)
+    shards = ShardMean(mesh.group("dp_shard"), codec)
+    gradients = GradientMean(shards, scale=scale, meets=meets)
+    reduce_by(gradients, stages)
+    return gradients
 
 
 def _whole_exchange(
@@ -232,6 +321,19 @@ def _whole_exchange(
     selector = None if options.selector is None else Selector(group, options.selector)
     mean = WholeMean(group, selector=selector, checks=checks)
     return Exchange(mean=mean, state=mean, selector=selector, checks=checks)
+
+
+def evened_over_tp(compiled: ParallelModel) -> list[nn.Parameter]:
+    """What tensor parallelism leaves alike on all its ranks, where gradients are encoded."""
+    tensor_parallel = compiled.tensor_parallel
+    if tensor_parallel is None or compiled.knobs.codec == "none":
+        return []
+    summed = set(tensor_parallel.sequence_parallel_parameters)
+    return [
+        parameter
+        for name, parameter in compiled.parameters.items()
+        if parameter.requires_grad and name not in summed and divided_as(compiled, name) is None
+    ]
 
 
 def _nodes(plan: Plan, mesh: Mesh) -> Nodes:

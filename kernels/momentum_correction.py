@@ -7,9 +7,8 @@ then behaves as without momentum. DGC keeps the momentum on each rank and sends 
 
 The second zero, the mask, stops an element's old momentum from pushing on after it was sent. The
 optimizer that gets the mean must have no momentum of its own. Between two sendings of an element
-with constant gradient g and m = 0, v is what error feedback would keep. Density begins high and
-falls, since early gradients change fast. Source: Lin et al., Deep Gradient Compression,
-arXiv 1712.01887, sections 3.2 and 3.3, algorithm 4.
+with constant gradient g and m = 0, v is what error feedback would keep. Source: Lin et al., Deep
+Gradient Compression, arXiv 1712.01887, sections 3.2 and 3.3, algorithm 4.
 """
 
 from __future__ import annotations
@@ -23,23 +22,6 @@ from torch import Tensor
 from claw_plan.kernels.codec import CodecError
 from claw_plan.kernels.error_feedback import restore_unless_finite
 from claw_plan.kernels.sparse import SparseCodec
-
-
-def warm_up_density(epoch: int, final: float) -> float:
-    """A quarter, a sixteenth, ... of all, until `final`: sparsity 75, 93.75, 98.4, 99.6 %."""
-    return max(final, 0.25 ** (epoch + 1))
-
-
-def threshold_at(flat: Tensor, density: float) -> float:
-    """The magnitude that about density · n elements exceed, for a `threshold` codec.
-
-    Exact but for equal magnitudes. Magnitudes change slowly: ask once in many steps.
-    """
-    magnitudes = flat.detach().reshape(-1).abs()
-    above = round(density * magnitudes.numel())
-    if above >= magnitudes.numel():
-        return 0.0
-    return float(magnitudes.kthvalue(magnitudes.numel() - above).values)
 
 
 @dataclass(slots=True)

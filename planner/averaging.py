@@ -30,6 +30,7 @@ from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.supported import OF_MOMENTUM
 from claw_plan.profiles.codecs import CodecDescriptor, describe_codec
 from claw_plan.profiles.cost import CollectiveCost
+from claw_plan.profiles.work import OpWork
 
 AXIS = "dp_replicate"
 
@@ -102,28 +103,38 @@ def averaging(problem: Problem, candidate: Candidate, elements: int) -> Averagin
 
 def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:
     ranks, codec = candidate.dp_replicate, known_codec(candidate.codec)
-    parts = part_sizes(elements, ranks)
-    wires = [codec.wire_bytes(part) for part in parts]
-
-    def kernels_ns(what: str, size_bytes: float) -> int:
-        work = memory_work(f"codec.{codec.name}.{what}", round(size_bytes), "backward")
-        return problem.cost.op(work).ns
-
+    wires = [codec.wire_bytes(part) for part in part_sizes(elements, ranks)]
     exchange = problem.collective("all_to_all", sum(wires), ranks, nodes, by_data=True)
     gather = problem.collective("all_gather", ranks * max(wires), ranks, nodes, by_data=True)
-    encode_bytes = encoding_bytes(codec)
     of_momentum = sends_momentum(candidate, problem.training.optimizer)
-    before, after = (MOMENTUM_BYTES, MOVE_BYTES) if of_momentum else (0, 0)
-    own = max(parts)
-    server_bytes = ranks * (codec.decode_bytes + MEAN_BYTES) + CAST_BYTES + encode_bytes
+    encode, mean, decode = (
+        problem.cost.op(work).ns for work in codec_works(codec, elements, ranks, of_momentum)
+    )
     return Averaging(
-        phases=(
-            Phase(kernels_ns("encode", (before + encode_bytes) * elements), exchange),
-            Phase(kernels_ns("mean", server_bytes * own), gather),
-        ),
-        last_ns=kernels_ns("decode", (codec.decode_bytes + CAST_BYTES + after) * elements),
+        phases=(Phase(encode, exchange), Phase(mean, gather)),
+        last_ns=decode,
         is_waited_for=of_momentum or not _waits_for_the_wire(problem, nodes),
     )
+
+
+def codec_works(
+    codec: CodecDescriptor, elements: int, ranks: int, of_momentum: bool
+) -> tuple[OpWork, OpWork, OpWork]:
+    """A rank's kernels around and between the two phases, by the memory that they move."""
+    before, after = (MOMENTUM_BYTES, MOVE_BYTES) if of_momentum else (0, 0)
+    encode_bytes = encoding_bytes(codec)
+    own = max(part_sizes(elements, ranks))
+    server_bytes = ranks * (codec.decode_bytes + MEAN_BYTES) + CAST_BYTES + encode_bytes
+    moved = {
+        "encode": (before + encode_bytes) * elements,
+        "mean": server_bytes * own,
+        "decode": (codec.decode_bytes + CAST_BYTES + after) * elements,
+    }
+    encode, mean, decode = (
+        memory_work(f"codec.{codec.name}.{what}", round(size_bytes), "backward")
+        for what, size_bytes in moved.items()
+    )
+    return encode, mean, decode
 
 
 def sends_momentum(candidate: Candidate, optimizer: str | None) -> bool:
@@ -150,11 +161,36 @@ def part_sizes(elements: int, ranks: int) -> list[int]:
     return [stop - start for start, stop in pairwise(edges)]
 
 
+def scattering(problem: Problem, candidate: Candidate, elements: int) -> Averaging:
+    """The first phase alone, over dp_shard: each rank gets its part of so many elements."""
+    ranks, codec = candidate.dp_shard, known_codec(candidate.codec)
+    nodes = group_nodes(candidate, "dp_shard", problem.devices_per_node)
+    own = -(-elements // ranks)
+    moved_bytes = encoding_bytes(codec) * elements
+    encode = memory_work(f"codec.{codec.name}.encode", round(moved_bytes), "backward")
+    mean_bytes = (ranks * (codec.decode_bytes + MEAN_BYTES) + CAST_BYTES) * own
+    mean = memory_work(f"codec.{codec.name}.mean", round(mean_bytes), "backward")
+    size = ranks * codec.wire_bytes(own)
+    exchange = problem.collective("all_to_all", size, ranks, nodes, by_data=True)
+    return Averaging(
+        phases=(Phase(problem.cost.op(encode).ns, exchange),),
+        last_ns=problem.cost.op(mean).ns,
+        is_waited_for=True,
+    )
+
+
+def scatters_codes(candidate: Candidate) -> bool:
+    """Whether shards reduce through the codec: replicas do where there are some."""
+    return candidate.codec != "none" and candidate.dp_replicate == 1 and candidate.dp_shard > 1
+
+
 def residual_bytes(candidate: Candidate, elements: int) -> int:
     """What error feedback keeps of so many elements: a worker's residual and a server's."""
-    if candidate.codec == "none" or candidate.dp_replicate == 1:
+    if candidate.codec == "none" or candidate.dp == 1:
         return 0
     codec = known_codec(candidate.codec)
+    if scatters_codes(candidate):
+        return codec.state_bytes(elements)
     part = -(-elements // candidate.dp_replicate)
     return codec.state_bytes(elements) + codec.state_bytes(part)
 

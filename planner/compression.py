@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search_space import Choice
@@ -33,9 +34,6 @@ def compression_said(scorer: Scorer, best: Scored) -> Iterator[str]:
     if waits_ns < LARGE_SHARE * step_ns:
         return
     waits = f"gradients wait {format_ns(waits_ns)} a step ({waits_ns / step_ns:.0%})"
-    if not best.candidate.reduces_in_backward or kind_of(scorer.problem, best.candidate) != WHOLE:
-        yield f"{waits}; codecs act on whole replicas in float32 (pp=1, dp_shard=1) only"
-        return
     found = _best_codec(scorer, (best.candidate, best.cuts))
     if found is None:
         yield f"{waits}; no codec can be used here: {_why_none(scorer, best)}"
@@ -46,8 +44,15 @@ def compression_said(scorer: Scorer, best: Scored) -> Iterator[str]:
         return
     yield (
         f"{waits}; {codec} would make the step {format_ns(codec_ns)}, {step_ns / codec_ns:.2f} x "
-        f"as fast, {_cost_said(codec)}; allow it with --codecs {codec}"
+        f"as fast, {_cost_said(codec)}; {_how(scorer, best.candidate, codec)}"
     )
+
+
+def _how(scorer: Scorer, candidate: Candidate, codec: str) -> str:
+    """How to get it: searches try codecs only where their bounds know of them."""
+    if candidate.reduces_in_backward and kind_of(scorer.problem, candidate) == WHOLE:
+        return f"allow it with --codecs {codec}"
+    return f"write candidate.codec: {codec} into the plan, which no search does here"
 
 
 def _why_chosen(scorer: Scorer, best: Scored) -> str:
@@ -65,7 +70,7 @@ def _best_codec(scorer: Scorer, choice: Choice) -> tuple[str, int] | None:
     """Of those with their default parameters the one that is through first, and its step."""
     found = []
     for name in CODECS:
-        if name == "threshold" or _clips_momentum(scorer, name):
+        if name == "threshold" or not _trains(scorer, name):
             continue
         candidate = replace(choice[0], codec=name, collective="auto", buckets=(), bucket_order=())
         if not refusal(candidate) and scorer.memory.fits(candidate, choice[1]):
@@ -75,12 +80,18 @@ def _best_codec(scorer: Scorer, choice: Choice) -> tuple[str, int] | None:
 
 
 def _why_none(scorer: Scorer, best: Scored) -> str:
+    if scorer.problem.training.precision == "float16":
+        return "what one has not sent would be in units of a loss scale that moves"
     refused = (refusal(replace(best.candidate, codec=n, collective="auto")) for n in CODECS)
     return next(filter(None, refused), "what they keep does not fit in memory")
 
 
-def _clips_momentum(scorer: Scorer, codec: str) -> bool:
-    return scorer.problem.training.clip_norm is not None and codec in OF_MOMENTUM
+def _trains(scorer: Scorer, codec: str) -> bool:
+    """Whether the codec goes with the precision and with clipping, which no candidate says."""
+    training = scorer.problem.training
+    if codec in OF_MOMENTUM:
+        return training.precision == "float32" and training.clip_norm is None
+    return training.precision != "float16"
 
 
 def _to_loss(codec: str, step_ns: int) -> int:

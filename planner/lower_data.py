@@ -373,27 +373,28 @@ class Sharded(DataParallel):
         size = self._groups.get(group, GroupSize())
         if not size.trainable_whole:
             return
-        problem, streams = self._problem, self._streams
-        axis, shard, nodes = self._shard_group(group)
+        problem, (axis, shard, nodes) = self._problem, self._shard_group(group)
         reduced = problem.trainer.gradient_bytes
         compute = problem.training.compute_bytes
-        name = said_of(group)
         # Copy (and cast) the gradients into the reduction's buffer.
         copied = memory_work(REDUCE_COPY, (compute + reduced) * size.trainable_whole, "backward")
-        copy_ns = problem.cost.op(copied).ns
-        needs = [streams.last_task]
+        copy_ns, name = problem.cost.op(copied).ns, said_of(group)
         if shard == 1:
-            self._copy(f"cast gradients {name}", copy_ns, ())
-            needs = [streams.last_task]
+            needs = [self._copy(f"cast gradients {name}", copy_ns, ())]
         else:
-            whole_bytes = reduced * size.trainable_shard * shard
-            cost = problem.collective("reduce_scatter", whole_bytes, shard, nodes, by_data=True)
-            task = streams.background(
-                streams.reduce, "dp_comm", f"reduce {name}", cost, copy_ns, needs, axis=axis
-            )
-            self._pending_reductions.append(task)
-            needs = [task]
+            whole, said = size.trainable_shard * shard, f"reduce {name}"
+            needs = self._scatter(whole, said, copy_ns, axis, shard, nodes)
         if is_last:  # shards are summed over the replicas once a step
             size_bytes = reduced * size.trainable_shard
             self._all_reduce(size_bytes, f"all-reduce {name}", needs, experts=group <= EXPERTS)
             self._complete[group] = self._pending_reductions[-1:] or needs
+
+    def _scatter(self, elements: int, name: str, copy_ns: int, axis: str, *on: int) -> list[int]:
+        """Each rank gets its part of so many; `on` are ranks and nodes. What comes after waits."""
+        size_bytes, streams = self._problem.trainer.gradient_bytes * elements, self._streams
+        cost = self._problem.collective("reduce_scatter", size_bytes, *on, by_data=True)
+        task = streams.background(
+            streams.reduce, "dp_comm", name, cost, copy_ns, [streams.last_task], axis=axis
+        )
+        self._pending_reductions.append(task)
+        return [task]

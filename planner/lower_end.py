@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from claw_plan.planner.averaging import AXIS, averaging
 from claw_plan.planner.lower_data import DataParallel
 from claw_plan.planner.placement import EXPERT_REPLICATE, expert_shards, group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
@@ -96,9 +97,14 @@ class StepEnd:
             stage.wait_for_reductions()
         for axis in ("cp", "dp_shard", "dp_replicate", EXPERT_REPLICATE):
             sizes = _joined(stage.averaged(axis) for stage in rank.stages)
-            self._all_reduce(rank, "dp_comm", f"gradients over {axis}", axis, sizes)
+            if axis == AXIS and rank.view.candidate.codec != "none":
+                self._average_codes(rank, sizes)
+            else:
+                self._all_reduce(rank, "dp_comm", f"gradients over {axis}", axis, sizes)
         sizes = _joined(stage.sequence_parallel() for stage in rank.stages)
         self._all_reduce(rank, "tp_comm", "sequence-parallel gradients", "tp", sizes)
+        sizes = _joined(_evened(stage, rank.view) for stage in rank.stages)
+        self._all_reduce(rank, "tp_comm", "gradients that a codec made unlike", "tp", sizes)
 
     def _all_reduce(
         self, rank: RankEnd, kind: str, name: str, axis: str, sizes: Sequence[int]
@@ -112,6 +118,16 @@ class StepEnd:
         for size in bucket_sizes(sizes, candidate.bucket_bytes) if degree > 1 else ():
             cost = problem.collective("all_reduce", size, degree, nodes, by_data=axis != "tp")
             rank.streams.exchange(kind, name, cost, axis=axis)
+
+    def _average_codes(self, rank: RankEnd, sizes: Sequence[int]) -> None:
+        """The same over replicas through the codec, in the same buckets."""
+        problem, candidate, _ = rank.view
+        for size in bucket_sizes(sizes, candidate.bucket_bytes):
+            mean = averaging(problem, candidate, size // STORED_BYTES)
+            for kernels_ns, cost in mean.phases:
+                rank.streams.run("dp_comm", f"encode over {AXIS}", kernels_ns)
+                rank.streams.exchange("dp_comm", f"gradients over {AXIS}", cost, axis=AXIS)
+            rank.streams.run("dp_comm", f"decode over {AXIS}", mean.last_ns)
 
     def tie(self) -> None:
         """The sum of each parameter that several pipeline ranks hold, one after the other."""
@@ -141,6 +157,15 @@ def together(
     for rank in ranks:
         rank.streams.wait_for(ends)
         rank.streams.exchange(kind, name, cost, axis=axis)
+
+
+def _evened(stage: DataParallel, view: View) -> Mapping[str, int]:
+    """What all tp ranks hold and codes of what lies beside it make unlike: averaged over tp."""
+    if view.candidate.tp == 1 or view.candidate.codec == "none":
+        return {}
+    divided = {p.name for p in view.problem.graph.parameters if p.tp_dim is not None}
+    left_out = divided.union(stage.sequence_parallel())
+    return {name: size for name, size in stage.trained().items() if name not in left_out}
 
 
 def _merged(stages: Iterable[Mapping[str, int]]) -> dict[str, int]:

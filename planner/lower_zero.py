@@ -23,6 +23,7 @@ from claw_plan.planner.lower_data import (
     Sharded,
     memory_work,
 )
+from claw_plan.planner.lower_encoded import EncodedShards
 from claw_plan.planner.lower_whole import Whole
 from claw_plan.planner.placement import expert_groups, replica_nodes
 from claw_plan.planner.problem import Problem
@@ -214,7 +215,7 @@ def make_data_parallel(
     elif problem.trainer.keeps_compute_copy and (candidate.zero < 2 or candidate.dp_shard == 1):
         kind = CopiedParameters
     elif candidate.shard_ranks > 1 or problem.training.is_mixed:
-        kind = Sharded
+        kind = Sharded if candidate.codec == "none" else EncodedShards
     else:
         kind = Whole
     return kind(problem, shards, candidate, streams, start, stop, place)

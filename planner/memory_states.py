@@ -60,7 +60,9 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
         states = states + HOST_STATES if problem.device.kind == "cpu" else 0
     whole = kind_of(problem, candidate) == WHOLE
     bucketed = whole and candidate.dp_replicate > 1 and candidate.pp == 1
-    residuals = residual_bytes(candidate, trainable) if bucketed else 0
+    shard_wise = candidate.dp_replicate == 1 and not whole
+    encoded = sum(group.trainable_whole for group in groups) if shard_wise else trainable
+    residuals = residual_bytes(candidate, encoded)
     return {
         "parameters": STORED_BYTES * shard,
         "optimizer": STORED_BYTES * states * trainable,

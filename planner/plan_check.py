@@ -19,7 +19,7 @@ from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_names import expert_rules
 from claw_plan.planner.plan_stages import stage_spans
 from claw_plan.planner.schedules import rank_of_stage, schedule_refusal
-from claw_plan.planner.supported import refusal
+from claw_plan.planner.supported import OF_MOMENTUM, refusal
 from claw_plan.planner.vocabulary_parallel import STYLES
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping
@@ -105,11 +105,16 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
         yield "candidate.buckets act where dp_replicate is over 1, dp_shard and pp are 1"
     if candidate.bucket_order:
         yield from _bucket_order(plan, candidate)
-    is_averaged_otherwise = candidate.codec != "none" or candidate.collective != "auto"
-    if is_averaged_otherwise and plan.training.precision != "float32":
+    precision, codec = plan.training.precision, candidate.codec.partition(":")[0]
+    if precision != "float32" and (candidate.collective != "auto" or codec in OF_MOMENTUM):
         yield (
-            "candidate.codec and candidate.collective act in float32; gradients of lower "
-            "precisions are sharded"
+            "candidate.collective, and codecs that carry momentum, act in float32; gradients of "
+            "lower precisions are sharded"
+        )
+    if precision == "float16" and codec != "none":
+        yield (
+            "candidate.codec keeps what it has not sent, which would be in units of a loss scale "
+            "that moves; train in bfloat16 or float32"
         )
     if candidate.buckets and plan.training.precision != "float32":
         yield "candidate.buckets act in float32; gradients of lower precisions are sharded"

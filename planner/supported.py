@@ -76,7 +76,7 @@ CODECS: Mapping[str, str] = dict.fromkeys(
     f"{_EXCHANGE}::test_momentum_through_a_codec_trains_after_a_warm_up",
 ) | dict.fromkeys(
     ("fp16", "fp8", "int8", "int4"),
-    f"{_EXCHANGE}::test_gradients_through_a_codec_train_like_whole_ones",
+    "tests/executor/test_replica_exchange_coded.py::test_gradients_are_within_the_codecs_bound",
 )
 """Algorithms beside the library's own, and codecs by name, each with the test that proves it."""
 
@@ -199,6 +199,11 @@ def _averaging_refusal(candidate: Candidate) -> str:
     if codec == "none" and algorithm == "auto":
         return ""
     said = f"codec={codec}" if codec != "none" else f"collective={algorithm}"
+    of_momentum = codec.partition(":")[0] in OF_MOMENTUM
+    if codec != "none" and algorithm != "auto":
+        return f"{said} with collective={algorithm}: use collective=auto"
+    if codec != "none" and not of_momentum:
+        return _gradient_codec_refusal(candidate)
     if not candidate.reduces_in_backward:
         return (
             f"{said}: it acts where whole replicas meet during backward; use dp_replicate above "
@@ -206,15 +211,10 @@ def _averaging_refusal(candidate: Candidate) -> str:
         )
     if candidate.tp > 1:
         return f"{said} is not proven with tensor parallelism; use tp=1"
-    if codec != "none" and algorithm != "auto":
-        return f"{said} with collective={algorithm}: use collective=auto"
-    if codec.partition(":")[0] in OF_MOMENTUM and candidate.offload != "none":
+    if of_momentum and candidate.offload != "none":
         return f"{said}: the momentum that travels lies on the host; use offload=none"
     return ""
 
-
-def codecs_named(text: str) -> tuple[str, ...]:
-    """'one_bit,top_k:0.001' to codecs that may be offered; 'all' to every one with defaults.
 
 def _gradient_codec_refusal(candidate: Candidate) -> str:
     """Of codecs that carry gradients, wherever these are averaged."""
@@ -235,6 +235,9 @@ def _gradient_codec_refusal(candidate: Candidate) -> str:
         )
     return ""
 
+
+def codecs_named(text: str) -> tuple[str, ...]:
+    """'one_bit,top_k:0.001' to codecs that may be offered; 'all' to every one with defaults.
 
     Raises PlanError for others.
     """
@@ -284,11 +287,11 @@ def refusal(candidate: Candidate) -> str:
     proven = next((known for known in COMPOSITIONS if known.axes == axes), None)
     if proven is None:
         return f"{' x '.join(sorted(axes))}: no test proves that this composition trains right"
+    if candidate.schedule in ASYNCHRONOUS and candidate.pp == 1:
+        return f"schedule={candidate.schedule}: steps overlap in a pipeline; use pp above 1"
     if candidate.schedule in ASYNCHRONOUS and candidate.dp_shard > 1:
         return (
             f"schedule={candidate.schedule} keeps two versions of whole parameters, which "
-    if candidate.schedule in ASYNCHRONOUS and candidate.pp == 1:
-        return f"schedule={candidate.schedule}: steps overlap in a pipeline; use pp above 1"
             "fully_shard does not; use dp_shard=1, dp_replicate instead"
         )
     if candidate.schedule not in proven.schedules:

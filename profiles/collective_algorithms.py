@@ -85,12 +85,6 @@ def fastest(size_bytes: int, node_sizes: Sequence[int], links: Links) -> str:
     return min(ALGORITHMS, key=lambda name: time_ns(name, size_bytes, node_sizes, links))
 
 
-def network_bytes(algorithm: str, size_bytes: int, node_sizes: Sequence[int]) -> float:
-    """What the busiest node's NIC sends in one all-reduce."""
-    rounds = rounds_of(algorithm, tuple(node_sizes))
-    return size_bytes * sum(one.repeats * one.between for one in rounds)
-
-
 @lru_cache(maxsize=4096)
 def rounds_of(algorithm: str, node_sizes: tuple[int, ...]) -> tuple[Round, ...]:
     """The rounds of an all-reduce."""

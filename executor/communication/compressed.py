@@ -110,16 +110,21 @@ def compressed_reduce_scatter(
     feedback: TwoPhaseFeedback | None,
     group: dist.ProcessGroup,
     algorithm: str = NATIVE,
+    sizes: Sequence[int] | None = None,
 ) -> Tensor:
-    """This rank's part of the mean, by `chunk_bounds`: the first phase alone, nothing is gathered.
+    """This rank's part of the mean: the first phase alone, nothing is gathered.
 
-    For ranks that hold shards of what the mean is for. The server's feedback is not used.
+    For ranks that hold shards of what the mean is for. `sizes` are the elements of each rank's
+    part, None: by `chunk_bounds`. The server's feedback is not used.
     """
     if group.size() == 1:
         return flat.clone()
     dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    sizes = sizes or _sizes(flat.numel(), group.size())
+    numbers = flat.to(dtype)
     members = range(group.size())
-    return _part_of_mean(flat.to(dtype), codec, feedback, group, algorithm, members).to(flat.dtype)
+    part = _part_of_mean(numbers, codec, feedback, group, algorithm, members, sizes)
+    return part.to(flat.dtype)
 
 
 def chunk_bounds(numel: int, parts: int) -> list[int]:
@@ -132,12 +137,6 @@ def _sizes(numel: int, parts: int) -> list[int]:
     return [end - begin for begin, end in pairwise(chunk_bounds(numel, parts))]
 
 
-def wire_bytes_sent(codec: Codec, numel: int, ranks: int) -> list[int]:
-    """What each of the ranks sends in one flat `compressed_mean`, by algebra."""
-    sizes = [codec.wire_bytes(size) for size in _sizes(numel, ranks)]
-    return [sum(sizes) - size + (ranks - 1) * max(sizes) for size in sizes]
-
-
 def _two_phases(
     numbers: Tensor,
     codec: Codec,
@@ -147,9 +146,9 @@ def _two_phases(
     members: Sequence[int],
 ) -> Tensor:
     """The mean over `members` of the group, of which this rank is one."""
-    mean = _part_of_mean(numbers, codec, feedback, group, algorithm, members)
-    code = codec.encode(mean) if feedback is None else feedback.server.encode(mean)
     sizes = _sizes(numbers.numel(), len(members))
+    mean = _part_of_mean(numbers, codec, feedback, group, algorithm, members, sizes)
+    code = codec.encode(mean) if feedback is None else feedback.server.encode(mean)
     wires = [codec.wire_bytes(size) for size in sizes]
     codes = _gathered(code, wires, codec.has_fixed_size, group, algorithm, members)
     parts = zip(codes, sizes, strict=True)
@@ -163,12 +162,12 @@ def _part_of_mean(
     group: dist.ProcessGroup,
     algorithm: str,
     members: Sequence[int],
+    sizes: Sequence[int],
 ) -> Tensor:
     """The mean of what members sent of this rank's chunk."""
-    sizes = _sizes(numbers.numel(), len(members))
     own = sizes[list(members).index(group.rank())]
     if feedback is None:
-        codes = [codec.encode(chunk) for chunk in numbers.split(sizes)]
+        codes = [codec.encode(chunk) for chunk in numbers.split(list(sizes))]
     else:
         codes = feedback.worker.encode_chunks(numbers, sizes)
     mean = numbers.new_zeros(own)

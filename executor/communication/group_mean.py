@@ -22,8 +22,9 @@ from claw_plan.profiles.collective_schedules import Nodes
 class GroupMean:
     """Means over `group`. `nodes` are its ranks by node, None: all on one.
 
-    With `keeps_errors` off what a codec leaves out is forgotten. `momentum` is that of Deep
-    Gradient Compression, for gradients through sparse codecs under SGD without momentum.
+    With `keeps_errors` off what a codec leaves out is forgotten, as it always is of codecs that
+    train without. `momentum` is that of Deep Gradient Compression, for gradients through sparse
+    codecs under SGD without momentum.
     """
 
     def __init__(
@@ -50,8 +51,11 @@ class GroupMean:
     def compressed(self, key: str, flat: torch.Tensor) -> torch.Tensor:
         """The mean through the codec; `flat` is kept."""
         feedback = None
-        if self._keeps_errors:
+        if self._keeps_errors and self.codec.needs_error_feedback:
             feedback = self.feedback.get(key) or self.feedback.setdefault(key, self._empty())
+        return self._mean(flat, feedback)
+
+    def _mean(self, flat: torch.Tensor, feedback: TwoPhaseFeedback | None) -> torch.Tensor:
         return compressed_mean(flat, self.codec, feedback, self.group, self.algorithm, self.nodes)
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -56,8 +56,16 @@ def test_a_chosen_codec_is_set_against_its_absence(judged):
     assert other.startswith("one_bit does not pay: ")
 
 
+@pytest.mark.parametrize("candidate", [Candidate(dp_shard=2), REPLICAS])
+def test_where_no_search_tries_codecs_the_plan_is_to_be_edited(judged, candidate):
+    (said,), scorer, cuts = judged(candidate, precision="bfloat16")
+    names = ("fp16", "fp8", "int8", "int4")
+    times = {n: scorer.step_time_ns(replace(candidate, codec=n), cuts) for n in names}
+    best = min(times, key=lambda name: times[name] * describe_codec(name).step_penalty)
+    assert f"; {best} would make the step {format_ns(times[best])}, " in said
+    assert said.endswith(f"write candidate.codec: {best} into the plan, which no search does here")
+
+
 def test_where_no_codec_acts_it_is_said_why(judged):
-    (sharded,), *_ = judged(Candidate(dp_shard=2))
-    assert sharded.endswith("codecs act on whole replicas in float32 (pp=1, dp_shard=1) only")
-    (mixed,), *_ = judged(REPLICAS, precision="bfloat16")
-    assert mixed.endswith("in float32 (pp=1, dp_shard=1) only")
+    (scaled,), *_ = judged(REPLICAS, precision="float16")
+    assert scaled.endswith("units of a loss scale that moves")

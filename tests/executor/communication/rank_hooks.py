@@ -14,11 +14,14 @@ import rank_script
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor.communication.group_mean import GroupMean
-from claw_plan.executor.communication.hooks import compress_gradients
+from claw_plan.executor.communication.hooks import GradientMean, compress_gradients
 from claw_plan.executor.communication.power_sgd import LowRankMean, attach_power_sgd
+from claw_plan.executor.communication.shard_mean import ShardMean, reduce_by
 from claw_plan.executor.traffic import TrafficCounter
 from claw_plan.kernels.codec import codec_of
 
@@ -48,6 +51,34 @@ def sums_of_means() -> dict[str, Any]:
             went += own
             came += means.compressed("b", own)
         found[codec] = {"came": came, "went": went, "errors": means.state_dict()}
+    return found
+
+
+def means_of_parts() -> dict[str, Any]:
+    """What came of this rank's equal part in ten rounds, what went in, and the errors."""
+    means = ShardMean(world(), codec_of("int4"))
+    came, went = torch.zeros(333, dtype=torch.float64), torch.zeros(999, dtype=torch.float64)
+    for step in range(10):
+        own = vector(dist.get_rank(), step, 999)
+        went += own
+        came += means.compressed("b", own)
+    return {"came": came, "went": went, "errors": means.state_dict()}
+
+
+def reduced_shards() -> dict[str, torch.Tensor]:
+    """This rank's shards of gradients of two modules under fully_shard, by how they reduce."""
+    found = {}
+    for codec in ("", "fp16", "int8"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3))
+        for module in (model[0], model):
+            fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        if codec:
+            reduce_by(GradientMean(ShardMean(world(), codec_of(codec))), [model])
+        rows = vector(dist.get_rank(), 0, 24).float().view(4, 6)
+        model(rows).square().sum().backward()
+        shards = [p.grad.to_local().reshape(-1) for p in model.parameters()]  # type: ignore[union-attr]
+        found[codec or "own"] = torch.cat(shards)
     return found
 
 
@@ -150,7 +181,8 @@ def hooked_low_rank() -> dict[str, Any]:
 
 
 CASES: tuple[Callable[[], dict[str, Any]], ...] = (
-    sums_of_means, kept_errors, hooked_gradients, with_momentum, low_rank, hooked_low_rank,
+    sums_of_means, means_of_parts, reduced_shards, kept_errors, hooked_gradients, with_momentum,
+    low_rank, hooked_low_rank,
 )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from claw_plan.executor.communication.compressed import (
     TwoPhaseFeedback,
     chunk_bounds,
-    wire_bytes_sent,
 )
 from claw_plan.kernels.codec import codec_of
 
@@ -143,7 +142,6 @@ def test_one_bit_sends_a_32nd(found: list[dict[str, Any]]) -> None:
     # 2 phases x 3 other ranks x (32,768 bits + a scale), against a ring of fp32
     sent = [(ranks["sent/none"], ranks["sent/one_bit"]) for ranks in found]
     assert sent == [(786_432, 24_600)] * 4
-    assert wire_bytes_sent(codec_of("one_bit"), 131_072, 4) == [24_600] * 4
 
 
 @pytest.mark.slow

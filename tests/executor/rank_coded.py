@@ -1,0 +1,149 @@
+"""Gradients through codecs, wherever they meet, beside the same plan without a codec.
+
+Started for each rank by tests as `python rank_coded.py RANK WORLD_SIZE FOLDER PLAN...`; writes
+what it found of each plan to `coded<r>.pt`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.utils.hooks import RemovableHandle
+
+from claw_plan.executor.batches import ExampleSource, own_slice
+from claw_plan.executor.checkpoint import Checkpointer
+from claw_plan.executor.checkpoint_folder import name_of
+from claw_plan.executor.gradients import local
+from claw_plan.executor.opened_plan import open_plan
+from claw_plan.executor.parallel_model import ParallelModel, compile_plan
+from claw_plan.executor.replica_exchange import without_codec
+
+STEPS, SAVED, WINDOW = 6, 3, 3
+
+
+class Training:
+    """A plan's model on this rank; the window of an fp16 scale is short."""
+
+    def __init__(self, path: Path, *, is_coded: bool = True) -> None:
+        plan, loaded = open_plan(path)
+        training = plan.training.model_copy(update={"loss_scale_window": WINDOW})
+        plan = plan.model_copy(update={"training": training})
+        plan = plan if is_coded else without_codec(plan)
+        self.compiled: ParallelModel = compile_plan(plan, loaded, torch.device("cpu"))
+        self._source = ExampleSource(plan, loaded)
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        mesh, dp = self.compiled.mesh, self.compiled.knobs.dp
+        return own_slice(self._source.global_batch(step), mesh.data_index, dp)
+
+    def train(self, steps: range) -> list[float]:
+        return [self.compiled.train_step(self.batch(step)) for step in steps]
+
+    def first_gradients(self) -> torch.Tensor:
+        """Of step 0, complete, this rank's parts; then they are forgotten."""
+        self.compiled.forward_backward(self.batch(0))
+        self.compiled.finish_gradients()
+        found = [
+            local(p.grad).reshape(-1) for p in self.compiled.trainable() if p.grad is not None
+        ]
+        self.compiled.optimizer.zero_grad()
+        return torch.cat(found).double()
+
+    def flat(self) -> torch.Tensor:
+        parts = [local(p.detach()).reshape(-1) for p in self.compiled.parameters.values()]
+        return torch.cat(parts).clone()
+
+    def exponent(self) -> int | None:
+        exchange = self.compiled.exchange
+        assert exchange is not None and exchange.gradients is not None
+        scale = exchange.gradients.scale
+        return None if scale is None else scale.exponent
+
+
+def error_of(path: Path, whole: Training) -> dict[str, float]:
+    """Squares over all ranks: of the first gradients' error, and of what was encoded."""
+    coded = Training(path)
+    exchange = coded.compiled.exchange
+    assert exchange is not None and exchange.gradients is not None
+    means, sent = exchange.gradients.means, [0.0]
+    encode = means.compressed
+
+    def counted(key: str, flat: torch.Tensor) -> torch.Tensor:
+        sent[0] += float(flat.double().square().sum())
+        return encode(key, flat)
+
+    means.compressed = counted  # type: ignore[method-assign]
+    true = whole.first_gradients()
+    error = (coded.first_gradients() - true).square().sum()
+    both = torch.stack([error, torch.tensor(sent[0]), true.square().sum()])
+    dist.all_reduce(both)
+    return dict(zip(("error", "sent", "true"), both.tolist(), strict=True))
+
+
+def found_of(path: Path, folder: Path) -> dict[str, Any]:
+    whole = Training(path, is_coded=False)
+    found: dict[str, Any] = {"squares": error_of(path, whole)}
+    found["whole"] = whole.train(range(STEPS))
+    first = Training(path)
+    losses = first.train(range(SAVED))
+    checkpointer = Checkpointer(first.compiled, folder)
+    checkpointer.save(SAVED)
+    failed = checkpointer.finish()
+    assert not failed, failed
+    found["losses"] = losses + first.train(range(SAVED, STEPS))
+    second = Training(path)
+    Checkpointer(second.compiled, None).load(folder / name_of(SAVED))
+    second.train(range(SAVED, STEPS))
+    found |= {"flat": first.flat(), "resumed": second.flat()}
+    found["exponents"] = [first.exponent(), second.exponent()]
+    mesh = first.compiled.mesh
+    found["place"] = {axis: mesh.index(axis) for axis in mesh.sizes}
+    evened = [p.detach().reshape(-1) for p in first.compiled.evened]
+    found["evened"] = torch.cat(evened).clone() if evened else None
+    return found | {"skipped": skipped(first)}
+
+
+def poison(compiled: ParallelModel) -> RemovableHandle:
+    """Lets rank 1's backward overflow, whatever holds its parameters."""
+    norms = (m for m in compiled.stages[0].modules() if isinstance(m, nn.LayerNorm))
+
+    def forward(_: nn.Module, __: object, out: torch.Tensor) -> None:
+        if dist.get_rank() == 1:
+            out.register_hook(lambda gradient: gradient * torch.inf)
+
+    return next(norms).register_forward_hook(forward)
+
+
+def skipped(training: Training) -> dict[str, Any]:
+    """A step in which one rank's gradient overflowed, and some afterwards."""
+    before, exponents = training.flat(), [training.exponent()]
+    poisoned = poison(training.compiled)
+    training.train(range(STEPS, STEPS + 1))
+    poisoned.remove()
+    kept = training.flat()
+    exponents.append(training.exponent())
+    training.train(range(STEPS + 1, STEPS + 1 + WINDOW))
+    exponents.append(training.exponent())
+    after = training.flat()
+    return {"before": before, "kept": kept, "after": after, "exponents": exponents}
+
+
+def main(rank: int, world_size: int, folder: Path, plans: list[Path]) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    found = {path.stem: found_of(path, folder / path.stem) for path in plans}
+    torch.save(found, folder / f"coded{rank}.pt")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo may still run
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), [Path(p) for p in sys.argv[4:]])

@@ -1,0 +1,121 @@
+"""Gradients through codecs under every parallelism, on four real ranks.
+
+Each plan is run beside the same one without a codec: the first gradients differ by no more than
+the codec's bound, replicas keep equal bits, steps with an overflow are left out by all, and a run
+that is taken up again goes on exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from claw_plan.kernels.codec import codec_of
+
+RANKS = Path(__file__).with_name("rank_coded.py")
+
+PLANS: dict[str, dict[str, Any]] = {
+    "fp16": {"codec": "fp16", "dp_replicate": 4, "clip_norm": 0.05},
+    "tp": {"codec": "int8", "dp_replicate": 2, "tp": 2},
+    "tp_sequence": {"codec": "int4", "dp_replicate": 2, "tp": 2, "sequence_parallel": True},
+    "pp": {"codec": "int8", "dp_replicate": 2, "pp": 2, "clip_norm": 0.05},
+    "bf16_pp": {"codec": "fp16", "dp_replicate": 2, "pp": 2, "precision": "bfloat16"},
+    "hsdp": {"codec": "int4", "dp_replicate": 2, "dp_shard": 2, "clip_norm": 0.05},
+    "bf16": {"codec": "fp8", "dp_replicate": 4, "precision": "bfloat16"},
+    "zero1": {"codec": "int8", "dp_shard": 4, "zero": 1, "microbatch_size": 1},
+    "zero2": {"codec": "fp16", "dp_shard": 4, "zero": 2, "microbatch_size": 1},
+    "zero3": {"codec": "int4", "dp_shard": 4, "precision": "bfloat16"},
+    "zero_tp": {"codec": "int8", "dp_shard": 2, "tp": 2},
+    "zero_pp": {"codec": "fp8", "dp_shard": 2, "pp": 2},
+}
+NEAR = {"fp16": 2e-4, "int8": 4e-3, "fp8": 3e-2, "int4": 8e-2}
+"""How far losses may be from those of whole gradients after six steps."""
+
+Found = list[dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tiny_plan: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Of each rank, what it found of each plan."""
+    folder = tmp_path_factory.mktemp("coded")
+    plans = [tiny_plan(f"coded_{name}", **knobs) for name, knobs in PLANS.items()]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(RANKS), str(rank), "4", str(folder), *map(str, plans)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(4)
+    ]
+    assert [rank.wait(timeout=900) for rank in ranks] == [0] * 4
+    whole = [torch.load(folder / f"coded{rank}.pt") for rank in range(4)]
+    return [{name: own[f"coded_{name}"] for name in PLANS} for own in whole]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_gradients_are_within_the_codecs_bound(found: Found, name: str) -> None:
+    knobs, squares = PLANS[name], found[0][name]["squares"]
+    codec = codec_of(knobs["codec"])
+    # Of fp16 half an ulp: 2^-11 of a normal number.
+    contraction = math.sqrt(codec.contraction or 2.0**-22)
+    assert codec.contraction is not None or codec.name == "fp16"
+    # A worker's error, and a server's of what workers sent; shards have no server.
+    if knobs.get("dp_replicate", 1) > 1:
+        bound = contraction * (2 + contraction) * math.sqrt(squares["sent"])
+    else:
+        bound = contraction * math.sqrt(squares["sent"] / knobs["dp_shard"])
+    rounding = 1e-6 * math.sqrt(squares["true"])
+    assert 0 < math.sqrt(squares["error"]) <= bound + rounding
+    assert found[0][name]["losses"] == pytest.approx(found[0][name]["whole"], abs=NEAR[codec.name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_replicas_keep_equal_bits(found: Found, name: str) -> None:
+    by_place: dict[tuple[int, ...], torch.Tensor] = {}
+    for rank in found:
+        place = {
+            axis: index for axis, index in rank[name]["place"].items() if "replica" not in axis
+        }
+        first = by_place.setdefault(tuple(place.values()), rank[name]["flat"])
+        assert torch.equal(rank[name]["flat"], first)
+    assert len(by_place) == 4 // PLANS[name].get("dp_replicate", 1)
+    alike = [rank[name]["evened"] for rank in found if rank[name]["evened"] is not None]
+    assert bool(alike) == (name in ("tp", "tp_sequence", "zero_tp"))
+    for rank in found:
+        if alike and PLANS[name].get("dp_shard", 1) == 1:
+            assert torch.equal(rank[name]["evened"], alike[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_a_resumed_run_goes_on_with_the_same_bits(found: Found, name: str) -> None:
+    for rank in found:
+        assert torch.equal(rank[name]["resumed"], rank[name]["flat"])
+        assert rank[name]["exponents"][0] == rank[name]["exponents"][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_all_ranks_leave_out_a_step_in_which_one_overflowed(found: Found, name: str) -> None:
+    for rank in found:
+        step = rank[name]["skipped"]
+        assert torch.equal(step["kept"], step["before"])
+        assert step["after"].isfinite().all()
+        assert not torch.equal(step["after"], step["kept"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp16", "bf16_pp", "zero2"])
+def test_the_agreed_exponent_falls_and_grows_back(found: Found, name: str) -> None:
+    # Six clean steps, three to grow: 0 + 2. Then one overflow, and three clean steps.
+    for rank in found:
+        assert rank[name]["skipped"]["exponents"] == [2, 1, 2]
