@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from claw_plan.executor.batches import Source, TextSource, check_vocabulary, make_source, own_slice
+from claw_plan.executor.benchmark_codecs import measure_codecs
 from claw_plan.executor.benchmark_group import measure_replicas
 from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.communication.selector import Switch
@@ -163,12 +164,13 @@ def train(
 
 
 def _time_replicas(compiled: ParallelModel, record: RankRecord, rank: Rank) -> None:
-    """What replicas on several hosts could meet by, where other plans may differ from this one."""
+    """What replicas on several hosts could do instead, for predictions of plans that do."""
     group = compiled.mesh.group("dp_replicate")
     ranks = dist.get_process_group_ranks(group)
     if (nodes := rank.hosts(ranks)) > 1:
         for work, samples in measure_replicas(ranks, nodes, group).items():
             record.samples.setdefault(work, []).extend(samples)
+        record.samples.update(measure_codecs(group))
 
 
 def _note_traffic(traffic: dict[Kind, Moved], record: RankRecord, progress: Progress) -> None:
