@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from claw_plan.planner.graph import ModelGraph
@@ -30,7 +31,7 @@ from claw_plan.planner.mixed.kinds import MixedProblem, kinds_of
 from claw_plan.planner.mixed.plan import MixedCandidate
 from claw_plan.planner.mixed.score import MixedScorer
 from claw_plan.planner.mixed.search import search_mixed
-from claw_plan.planner.mixed.space import MixedSpace, Way
+from claw_plan.planner.mixed.space import RECOMPUTE, MixedSpace, Way
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.shards import ShardSizes
@@ -104,7 +105,11 @@ def every_pipeline(space: MixedSpace) -> Iterator[MixedCandidate]:
         for sharing in space.sharings(divisions):
             way = Way(microbatch, divisions, sharing)
             for one in arrangements(space.chain(way, limited=False)):
-                yield space.mixed(way, one)
+                for again in product(range(len(RECOMPUTE)), repeat=len(one)):
+                    chosen = (
+                        run._replace(recompute=how) for run, how in zip(one, again, strict=True)
+                    )
+                    yield space.mixed(way, tuple(chosen))
 
 
 def brute(problems: int) -> None:

@@ -66,7 +66,9 @@ def kept_apart(problem: Problem, fix: Mapping[str, Any]) -> Problem:
             f"is {unlike:.0%} faster; pin a tp that divides the {inside} devices of each node, or "
             "give all nodes one node_profile in the cluster file"
         )
-    graph = replace(problem.graph, tp_divides=gcd(problem.graph.tp_divides, inside))
+    graph = problem.graph
+    partial = {tp: rules for tp, rules in graph.partial.items() if inside % tp == 0}
+    graph = replace(graph, tp_divides=gcd(graph.tp_divides, inside), partial=partial)
     return replace(problem, graph=graph)
 
 

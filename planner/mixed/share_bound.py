@@ -96,7 +96,8 @@ class ShareBounds:
         graph = self.problem.graph
         inner = {block.structure for block in graph.blocks}
         wholes, quickest = [], []
-        for sequence in (False, True) if tp > 1 and not graph.no_sequence_parallel else (False,):
+        is_whole = tp > 1 and tp not in graph.partial
+        for sequence in (False, True) if is_whole and not graph.no_sequence_parallel else (False,):
             for schedule in ("1F1B", *_SPLIT):
                 candidate = Candidate(
                     tp=tp, sequence_parallel=sequence, microbatch_size=size, schedule=schedule

@@ -29,6 +29,7 @@ from claw_plan.planner.mixed.plan import MixedCandidate, MixedRank, Pipeline
 from claw_plan.planner.mixed.score import MixedScorer
 from claw_plan.planner.pinned import MOST_MICROBATCHES
 from claw_plan.planner.shards import local_numel
+from claw_plan.planner.space import Space
 from claw_plan.simulator.task_graph import Int
 
 RECOMPUTE = ("none", "full")
@@ -146,13 +147,12 @@ class MixedSpace:
     def divisions(self, kind: int, microbatch: int) -> list[Division]:
         """How a kind may divide its stages."""
         own, graph = self.kinds[kind], self.scorer.problem.whole.graph
-        degrees = [1] if graph.no_tensor_parallel else divisors(graph.tp_divides)
         found = []
-        for tp in degrees:
+        for tp in Space(own.problem, {}).tp_degrees():
             if tp > own.problem.devices_per_node:
                 continue
-            sequence = [False]
-            if tp > 1 and not graph.no_sequence_parallel and (graph.seq_len or 1) % tp == 0:
+            sequence, is_whole = [False], tp > 1 and tp not in graph.partial
+            if is_whole and not graph.no_sequence_parallel and (graph.seq_len or 1) % tp == 0:
                 sequence.append(True)
             found += [
                 Division(tp, dp, sp)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 from claw_plan.planner.mixed.cut import arrangements
 from claw_plan.planner.mixed.kinds import MixedProblem, kinds_of
 from claw_plan.planner.mixed.plan import MixedCandidate
 from claw_plan.planner.mixed.score import MixedScorer
-from claw_plan.planner.mixed.space import MixedSpace, Way
+from claw_plan.planner.mixed.space import RECOMPUTE, MixedSpace, Way
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.shards import ShardSizes
 from claw_plan.profiles.cluster import Cluster, Network, Node
@@ -112,4 +113,8 @@ def every_pipeline(space: MixedSpace) -> Iterator[MixedCandidate]:
         for sharing in space.sharings(divisions):
             way = Way(microbatch, divisions, sharing)
             for one in arrangements(space.chain(way, limited=False)):
-                yield space.mixed(way, one)
+                for again in product(range(len(RECOMPUTE)), repeat=len(one)):
+                    chosen = (
+                        run._replace(recompute=how) for run, how in zip(one, again, strict=True)
+                    )
+                    yield space.mixed(way, tuple(chosen))

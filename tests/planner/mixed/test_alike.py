@@ -55,6 +55,13 @@ def test_tensor_parallel_groups_hold_devices_within_30_percent(toys, mixed_toys,
     assert Space(apart, {}).tp_degrees() == degrees
 
 
+def test_degrees_that_divide_some_of_a_block_stay_within_a_node_too(toys, mixed_toys):
+    whole = problem_of(toys, mixed_toys, 2)
+    graph = replace(whole.graph, tp_divides=1, partial={2: (), 4: ()})
+    apart = kept_apart(replace(whole, graph=graph), {})
+    assert Space(apart, {}).tp_degrees() == [1, 2]
+
+
 def test_a_pinned_degree_across_kinds_is_refused(toys, mixed_toys):
     whole = problem_of(toys, mixed_toys, 2)
     kept_apart(whole, {"tp": 2})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from claw_plan.planner.mixed.share_bound import ShareBounds
@@ -28,3 +30,12 @@ def test_a_share_that_devices_do_not_divide_leaves_some_idle(toys):
         problem = toys.problem(graph, cluster, global_batch=batch)
         least[batch] = ShareBounds(problem).least_ns(batch)
     assert least[5] == pytest.approx(5 * least[4], rel=1e-3)
+
+
+def test_a_degree_that_divides_some_of_a_block_divides_no_sequence(toys):
+    graph = toys.graph(layers=2)
+    costs = {"plain": graph.costs["plain"], "tensor@2": graph.costs["tensor"]}
+    partial = replace(graph, tp_divides=1, partial={2: ()}, costs=costs)
+    problem = toys.problem(partial, toys.cluster(devices=2), global_batch=4)
+    whole = toys.problem(graph, toys.cluster(devices=2), global_batch=4)
+    assert ShareBounds(problem).least_ns(4) == ShareBounds(whole).least_ns(4) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from claw_plan.planner.mixed.space import REPLICATED, SHARDED, STATES, Division, MixedSpace, Way
@@ -26,6 +28,13 @@ def test_divisions_stay_in_a_node_and_divide_heads_and_microbatch(space):
         Division(2, 1, True),
     ]
     assert Division(1, 4, False) not in space.divisions(1, 4)  # it has three devices
+
+
+def test_degrees_that_divide_some_of_a_block_are_offered_without_sequence(toys, mixed_toys):
+    kinds = [mixed_toys.ToyKind(), mixed_toys.ToyKind(flops_per_s=2e6)]
+    graph = replace(toys.graph(layers=2), tp_divides=1, partial={2: ()})
+    space = MixedSpace(mixed_toys.mixed_scorer(toys, kinds, global_batch=2, graph=graph))
+    assert [each for each in space.divisions(0, 2) if each.tp == 2] == [Division(2, 1, False)]
 
 
 def test_dp_shares_nothing_where_there_is_none(space):
