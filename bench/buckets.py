@@ -1,6 +1,6 @@
 """What planned bucket boundaries leave exposed of the gradients' traffic, on links of any rate.
 
-Run (as root): OMP_NUM_THREADS=1 setsid chrt -r 1 python bench/buckets.py [--mbit 500]
+Run (as root): OMP_NUM_THREADS=1 setsid chrt -r 2 python bench/buckets.py [--mbit 500]
     [--batch 8 4] [--rounds 3] [--write docs/buckets.md]
 (a minute a batch; real time, because other programs on the cores would be in every step)
 

@@ -43,7 +43,7 @@ from claw_plan.planner.bucket_plan import (
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
 MB = 1_000_000
 PROBED_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-PROBES, BACKWARDS = 3, 5
+PROBES, BACKWARDS = 3, 3
 ALONE, TORCH, FILLED, PLANNED = "alone", "torch's default", "25 MB", "planned"
 ORDERED = "planned, as the next forward needs them"
 TIMED = 2
@@ -59,20 +59,18 @@ def build(config: dict[str, int]) -> nn.Module:
     spec.loader.exec_module(module)
     torch.manual_seed(0)
     made: nn.Module = module.GPT(module.GPTConfig(**config))
-    for parameter in made.parameters():
-        parameter.register_post_accumulate_grad_hook(_let_others_run)
-    for held in made.modules():
-        held.register_forward_pre_hook(_let_others_run)
     return made
 
 
-def _let_others_run(*_: object) -> None:
-    """gloo's threads share the rank's core, and in real time none takes it from another.
+def let_messages_through() -> None:
+    """What carries messages runs as soon as it can, as under the fair scheduler.
 
-    The fair scheduler lets a thread that slept run at once; here every way yields alike, at each
-    gradient and at each module of the forward.
+    gloo's threads and the switch share the cores, and of equals in real time none takes one from
+    another: nothing would travel while a rank computes. So the thread that computes goes below.
     """
-    os.sched_yield()
+    scheduling, priority = os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
+    if priority > 1:
+        os.sched_setscheduler(0, scheduling, os.sched_param(priority - 1))
 
 
 def probe() -> tuple[float, float]:
@@ -103,11 +101,11 @@ class Steps:
         _, loss = module(**self._batch)
         loss.backward()
 
-    def turn(self, way: Way) -> list[float]:
-        """Milliseconds of some steps in a row, of the slowest rank each; nothing stays behind."""
+    def turn(self, way: Way, timed: int) -> list[float]:
+        """Milliseconds of so many steps in a row after one more, of the slowest rank each."""
         dist.barrier()
         taken = []
-        for _ in range(1 + TIMED):
+        for _ in range(1 + timed):
             start = time.perf_counter_ns()
             way.step(lambda: self.run(way.module))
             taken.append(float(time.perf_counter_ns() - start))
@@ -219,12 +217,12 @@ def main() -> None:
     told = [found.sizes, ordered.sizes, ordered.order]
     dist.broadcast_object_list(told)
     ways = make_ways(options.config, *told)
+    let_messages_through()
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(options.rounds + 1):
         for name, way in ways.items():
-            taken = steps.turn(way)
-            if turn:  # DistributedDataParallel has laid its buckets out anew
-                samples[name] += taken
+            # After its first step DistributedDataParallel lays its buckets out anew.
+            samples[name] += steps.turn(way, TIMED if turn else 0)
     if not dist.get_rank():
         about = {"parameters": sum(ready.numels), "start_ms": start_ns / 1e6,
                  "mb_per_s": bytes_per_s / MB}  # fmt: skip
