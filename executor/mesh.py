@@ -18,8 +18,9 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes the executor knows; the order over the devices is the candidate's. Context parallelism
 has an axis where a plan uses it alone: every group of gloo's costs a thread."""
 
-SHARDED = "dp_shard_cp"
-"""The axis of all ranks that share states where cp is used, as torchtitan calls it."""
+SHARDED, REPLICATED = "dp_shard_cp", "dp_replicate beside dp_shard_cp"
+"""The axis of all ranks that share states where cp is used, as torchtitan calls it, and that of
+their replicas in the same mesh."""
 
 NEAR = "near"
 """The axis of neighbours on dp_shard that keep parameters together between passes."""
@@ -72,6 +73,7 @@ class Mesh:
         found = {axis: self.group(axis) for axis in self.sizes}
         if "cp" in self.sizes:
             found[SHARDED] = self._joined().get_group(SHARDED)
+            found[REPLICATED] = self._joined().get_group("dp_replicate")
         if near:
             found[NEAR] = self.neighbours(near).get_group(NEAR)
         return found

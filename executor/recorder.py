@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from claw_plan.executor.mesh import NEAR, SHARDED
+from claw_plan.executor.mesh import NEAR, REPLICATED, SHARDED
 from claw_plan.executor.op_keys import collective_of, op_works
 from claw_plan.executor.torch_private import TorchDispatchMode
 from claw_plan.profiles.work import CollectiveWork, OpWork
@@ -33,7 +33,7 @@ COMPUTE, COMMUNICATION = "compute", "communication"
 
 KIND_OF_AXIS = {
     "dp_replicate": "dp_comm", "dp_shard": "dp_comm", NEAR: "dp_comm",
-    SHARDED: "dp_comm", "tp": "tp_comm", "cp": "tp_comm", "pp": "pp_comm",
+    SHARDED: "dp_comm", REPLICATED: "dp_comm", "tp": "tp_comm", "cp": "tp_comm", "pp": "pp_comm",
 }  # fmt: skip
 """Span kinds by the mesh axis whose group communicates."""
 

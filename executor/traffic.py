@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor.communication.reducer import Replicas
-from claw_plan.executor.mesh import NEAR, SHARDED
+from claw_plan.executor.mesh import NEAR, REPLICATED, SHARDED
 from claw_plan.executor.torch_private import watch_dispatched
 from claw_plan.planner.lower_end import TIED, WORLD
 from claw_plan.planner.traffic import Kind, Moved, group_of
@@ -123,8 +123,13 @@ def _num_bytes(buffers: Any) -> int:
 def traffic_counter(compiled: ParallelModel) -> TrafficCounter:
     """A counter that knows the groups of this rank's plan."""
     mesh, world = compiled.mesh, dist.group.WORLD
+    known = {
+        NEAR: "dp_shard",
+        SHARDED: group_of("dp_shard", compiled.knobs),
+        REPLICATED: "dp_replicate",
+    }
     groups = {
-        str(group.group_name): "dp_shard" if axis in (NEAR, SHARDED) else axis
+        str(group.group_name): known.get(axis, axis)
         for axis, group in mesh.groups(compiled.knobs.reshard_ranks).items()
     }
     if isinstance(compiled.module, Replicas):

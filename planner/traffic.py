@@ -135,8 +135,13 @@ def _messages(work: CollectiveWork, replica: int) -> Iterator[tuple[str, int]]:
 def group_of(axis: str, candidate: Candidate) -> str:
     """The axis; for WORLD the one that all ranks lie on, if there is one: it is the same group.
 
-    So it is for ep where all ranks share experts.
+    So it is for ep where all ranks share experts. Ranks that share states where sequences are
+    shared too are those of cp, or all.
     """
+    if axis == "dp_shard" and candidate.cp > 1:
+        if candidate.dp_shard == 1:
+            return "cp"
+        axis = WORLD if candidate.shard_ranks == candidate.num_devices else axis
     if axis != WORLD and not (axis == "ep" and candidate.ep == candidate.num_devices):
         return axis
     sizes = {name: getattr(candidate, name) for name in candidate.mesh_order}
