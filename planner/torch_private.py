@@ -21,7 +21,6 @@ import torch
 from torch._subclasses import fake_tensor
 
 # The common base of all batch normalisations has no public name.
-from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -181,6 +180,9 @@ def attend_to_last(
     The public way is the function that was imported first: whoever puts another in its place
     (a comparison without dropout) gets the bias' storage instead of its meaning.
     """
+    # Importing it takes a second, for it imports the compiler.
+    from torch.nn.attention.bias import CausalBias, causal_lower_right
+
     bias = causal_lower_right(query.shape[-2], key.shape[-2])
     result: torch.Tensor = CausalBias._dispatch(query, key, value, bias, **settings)
     return result

@@ -93,6 +93,7 @@ def test_truncated_normals_of_fake_tensors_are_not_drawn() -> None:
 
 UNLOADED = """
 import sys, torch
+from claw_plan.planner.mixed import result
 from claw_plan.planner.torch_private import FakeTensorMode
 with FakeTensorMode():
     layer = torch.nn.Linear(4, 4)
