@@ -61,7 +61,9 @@ def test_as_much_moves_as_is_predicted(
         if (found := differences(_predicted(path, graphs), ranks))
     }
     assert not wrong
-    assert all(any(kind.axis == "ep" for kind in rank) for ranks in counted for rank in ranks)
+    assert all(
+        any(kind.op == "all_to_all" for kind in rank) for ranks in counted for rank in ranks
+    )
 
 
 def _written(world: int, write_any: Callable[..., Path], folder: Path) -> Iterator[Path]:
