@@ -53,6 +53,11 @@ class RunningStatistics:
             if own:
                 stage.register_forward_pre_hook(self._begin)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to compose."""
+        return bool(self._modules)
+
     def _begin(self, *_: Any) -> None:
         if not self._starts and torch.is_grad_enabled():
             self._starts = [

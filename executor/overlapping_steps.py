@@ -17,6 +17,7 @@ each other.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -26,9 +27,11 @@ import torch
 import torch.distributed as dist
 
 from claw_plan.executor.clipping import begin_norm
+from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.pipeline import RecordedStage
+from claw_plan.executor.sharding import DTYPES
 from claw_plan.executor.torch_private import PipelineRuntime, pipeline_runtime
-from claw_plan.executor.weight_versions import Gradient, WeightVersions
+from claw_plan.executor.weight_versions import Gradient, WeightVersions, lower_inputs
 from claw_plan.planner.actions import FORWARD, Action
 from claw_plan.planner.asynchronous import drain_row, step_row
 from claw_plan.planner.model_source import Batch
@@ -107,24 +110,35 @@ def _same_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 class OverlappingSteps:
     """Runs the steps of a rank of an asynchronous pipeline.
 
+    With `lowers` kernels run in the plan's precision.
     `losses` are those known so far, in order; `after_update` is called with the number of each
     step whose update has been made, while the parameters are at that version. `first_step` steps
     were done before.
     """
 
-    def __init__(self, model: ParallelModel) -> None:
+    def __init__(self, model: ParallelModel, *, lowers: bool) -> None:
+        precision = DTYPES[model.plan.training.precision]
+        lowered = precision if lowers and precision is not torch.float32 else None
+        _refuse(model, lowered)
         [self._stage] = model.pipeline_stages
         self._model = model
         schedule = model.plan.schedule
         self._count, self._ranks = schedule.num_microbatches, self._stage.group_size
         self._rank = self._stage.stage_index
-        self.versions = WeightVersions(model.trainable())
+        self.versions = WeightVersions(model.trainable(), lowered)
+        if lowered is not None:
+            names = model.plan.stages[self._rank].modules
+            [stage] = model.stages
+            lower_inputs([stage, *map(stage.model.get_submodule, names)], lowered)
         self._messages = Messages(self._stage, self._count, model.mesh.group("pp"))
         rows = schedule_actions(schedule.name, self._ranks, self._count)
         texts = [[str(action) for action in row] for row in rows]
         # Torch's runtime only makes the stages ready; it cannot overlap steps.
         self._runtime: PipelineRuntime = pipeline_runtime(
-            [self._stage], texts, self._count, lambda loss, _: model.share_of_loss(loss, self._count)
+            [self._stage],
+            texts,
+            self._count,
+            lambda loss, _: model.share_of_loss(loss, self._count),
         )
         self._is_ready = False
         self._fed, self._fills = 0, True
@@ -136,10 +150,13 @@ class OverlappingSteps:
         self.losses: list[float] = []
         self.after_update: Callable[[int], None] = lambda step: None
 
-    def step(self, microbatches: Sequence[Batch]) -> None:
-        """Feeds a step's microbatches; what has come back of it and the one before is done."""
+    def step(self, microbatches: Sequence[Batch]) -> float:
+        """Feeds a step's microbatches; what has come back of it and the one before is done.
+
+        Answers with the newest loss that is known, that of the step before; nan for none.
+        """
         step, self._fed = self._fed, self._fed + 1
-        self._make_ready(microbatches[0])
+        self._make_ready(step, microbatches[0])
         self._settings[step] = _settings_of(self._model.optimizer)
         self._seen = []
         end = self._fed * self._count
@@ -152,6 +169,7 @@ class OverlappingSteps:
         self._know_loss()
         self._sum_loss()
         self.versions.show_newest()
+        return self.losses[-1] if self.losses else math.nan
 
     def drain(self) -> None:
         """Runs all that is left; the weights are then those after the last step fed."""
@@ -171,8 +189,9 @@ class OverlappingSteps:
         self._fed = self.versions.updates = step
         self._messages.start_at(step * self._count)
 
-    def _make_ready(self, microbatch: Batch) -> None:
+    def _make_ready(self, step: int, microbatch: Batch) -> None:
         if not self._is_ready:
+            self.versions.use(step)  # in the precision of the kernels
             self._stage.remember_buffers()
             self._runtime.prepare(microbatch)
             self._is_ready = True
@@ -268,6 +287,21 @@ class OverlappingSteps:
         self._loss = None
         work.wait()
         self.losses.append(self._model.mean_of_ranks(total.item()))
+
+
+def _refuse(model: ParallelModel, lowered: torch.dtype | None) -> None:
+    """What has no place in overlapping steps is told before they begin."""
+    said = f"schedule={model.plan.schedule.name}"
+    if model.statistics is not None and model.statistics.is_needed:
+        raise ExecutionError(
+            f"{said}: running statistics of batch norms are composed over replicas at the end of "
+            "a step, when forwards of the next one have run; use dp_replicate=1, or schedule=1F1B"
+        )
+    if lowered is not None and len(model.trainable()) < len(model.parameters):
+        raise ExecutionError(
+            f"{said} in {lowered} trains all parameters, but some are frozen; use "
+            "--precision float32, or schedule=1F1B"
+        )
 
 
 def _agreeing(model: ParallelModel) -> Callable[[], torch.Tensor | None] | None:

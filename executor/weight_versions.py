@@ -13,13 +13,14 @@ precision of the kernels; gradients of microbatches add up in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
 
-from claw_plan.executor.torch_private import keeping_versions
+from claw_plan.executor.torch_private import keeping_versions, tree_map
 from claw_plan.planner.asynchronous import version_of
 
 Storages = list[torch.Tensor]
@@ -40,7 +41,7 @@ class WeightVersions:
         self.parameters, self._lowers = parameters, lowered is not None
         self.updates = 0
         self._trained: Storages = [parameter.data for parameter in parameters]
-        self._newest = [p.to(lowered) if lowered else p for p in self._trained]
+        self._newest = [_lowered(p, lowered) for p in self._trained]
         self._before = [weights.clone() for weights in self._newest]
         self._at = self._trained
         self._sums: list[Gradient] = [None] * len(parameters)
@@ -131,3 +132,24 @@ class WeightVersions:
         self._at = storages
         for parameter, storage in zip(self.parameters, storages, strict=True):
             parameter.data = storage
+
+
+def _lowered(weights: torch.Tensor, precision: torch.dtype | None) -> torch.Tensor:
+    """A copy in another precision; as fully_shard has it, none of a single number."""
+    if precision is None:
+        return weights
+    return weights.to(precision) if weights.ndim else weights.clone()
+
+
+def lower_inputs(modules: Iterable[nn.Module], precision: torch.dtype) -> None:
+    """Floating-point arguments of these modules come in the precision of their weights."""
+
+    def cast(value: Any) -> Any:
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(precision) if is_float else value
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map(cast, args), tree_map(cast, kwargs)
+
+    for module in modules:
+        module.register_forward_pre_hook(before, with_kwargs=True)

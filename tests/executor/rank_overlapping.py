@@ -6,6 +6,7 @@ Started for each rank by tests as `python rank_overlapping.py RANK WORLD_SIZE FO
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -25,11 +26,21 @@ from claw_plan.executor.gradients import local
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.reference import batch_for, without_dropout
-from claw_plan.executor.whole_model import DOUBLE, build_whole, loss_of
+from claw_plan.executor.whole_model import (
+    AS_PLANNED,
+    DOUBLE,
+    SINGLE,
+    build_whole,
+    cast_floats,
+    loss_of,
+)
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
 
 Weights = dict[str, torch.Tensor]
+
+BF16 = "bfloat16"
+"""As the plan has it; other precisions are those of `verify`."""
 
 
 def make(plan: Plan, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -42,43 +53,46 @@ def recursion(
     plan: Plan, loaded: LoadedModel, precision: str, steps: int, lrs: list[float]
 ) -> list[tuple[float, Weights]]:
     """W(t + 1) = W(t) - update(grad f(W(t - 1))): loss and weights after each step."""
-    model = build_whole(plan, loaded, precision)
-    held = dict(model.named_parameters())
+    trained = build_whole(plan, loaded, SINGLE if precision == BF16 else precision)
+    held = dict(trained.named_parameters())
+    runs = copy.deepcopy(trained).bfloat16() if precision == BF16 else copy.deepcopy(trained)
     call, source, optimizer = (
         loss_of(loaded),
         ExampleSource(plan, loaded),
         make(plan, [*held.values()]),
     )
     size, replicas = plan.knobs().microbatch_size, plan.knobs().dp
-    before, newest = ({n: p.detach().clone() for n, p in held.items()} for _ in range(2))
+    before = {name: parameter.detach().clone() for name, parameter in held.items()}
     found = []
     for step in range(steps):
         batch = batch_for(source, step, precision)
+        if precision == BF16:
+            batch = cast_floats(batch, torch.bfloat16)
         with torch.no_grad():
-            for name, parameter in held.items():
+            for name, parameter in runs.named_parameters():
                 parameter.copy_(before[name])
-        gradients, losses = [], []
+        before = {name: parameter.detach().clone() for name, parameter in held.items()}
+        sums, losses = [], []
         for replica in range(replicas):
             own = own_slice(batch, replica, replicas)
             count = len(next(iter(own.values()))) // size
+            added = {name: torch.zeros_like(parameter) for name, parameter in held.items()}
             for index in range(count):
                 rows = {k: v[index * size : (index + 1) * size] for k, v in own.items()}
-                loss = call(model, rows)
+                loss = call(runs, rows)
                 losses.append(loss.item() / (count * replicas))
                 (loss / count).backward()
-            gradients.append({n: p.grad for n, p in held.items()})
-            model.zero_grad()
-        with torch.no_grad():
-            for name, parameter in held.items():
-                parameter.copy_(newest[name])
-                parameter.grad = sum(g[name] for g in gradients) / replicas
+                for name, parameter in runs.named_parameters():
+                    added[name] += parameter.grad
+                runs.zero_grad()
+            sums.append(added)
+        for name, parameter in held.items():
+            parameter.grad = sum(added[name] for added in sums) / replicas
         if plan.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), plan.training.clip_norm)
+            nn.utils.clip_grad_norm_(held.values(), plan.training.clip_norm)
         optimizer.param_groups[0]["lr"] = lrs[step]
         optimizer.step()
-        model.zero_grad()
-        before = newest
-        newest = {n: p.detach().clone() for n, p in held.items()}
+        newest = {name: parameter.detach().clone() for name, parameter in held.items()}
         found.append((sum(losses), newest))
     return found
 
@@ -99,7 +113,8 @@ def trained(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     lr = plan.training.learning_rate
     lrs = [lr / (1 + step) if job.get("schedules") else lr for step in range(steps)]
     expected = recursion(plan, loaded, precision, steps, lrs)
-    compiled = compile_plan(plan, loaded, torch.device("cpu"), precision=precision)
+    asked = AS_PLANNED if precision == BF16 else precision
+    compiled = compile_plan(plan, loaded, torch.device("cpu"), precision=asked)
     source, differences, seen = ExampleSource(plan, loaded), list[float](), list[int]()
 
     def look(step: int) -> None:
@@ -123,7 +138,7 @@ def trained(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             saver.save(step + 1)
             assert not saver.finish()
             losses += compiled.overlap.losses
-            compiled = compile_plan(plan, loaded, torch.device("cpu"), precision=precision)
+            compiled = compile_plan(plan, loaded, torch.device("cpu"), precision=asked)
             Checkpointer(compiled, None).load(next(at.glob("step*")))
     compiled.settle()
     losses += compiled.overlap.losses

@@ -54,7 +54,7 @@ def example_batch(batch_size):
 
 SGD = {"training": {"optimizer": "sgd", "learning_rate": 0.05}}
 CLIPS = {"training": {"clip_norm": 0.1}}
-FP32, FP64 = {"precision": "float32"}, {"precision": "float64"}
+FP32, FP64, BF16 = ({"precision": name} for name in ("float32", "float64", "bfloat16"))
 
 EXACT: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "pp2": (
@@ -63,6 +63,7 @@ EXACT: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     ),
     "pp2_deep": ({"pp": 2, "microbatch_size": 1, "recompute": "full"}, [FP32, FP64 | SGD]),
     "pp2_host": ({"pp": 2, "offload": "optimizer"}, [FP32]),
+    "pp2_bf16": ({"pp": 2, "precision": "bfloat16"}, [BF16, BF16 | SGD, BF16 | {"saves": 2}]),
     "pp3": ({"pp": 3, "global_batch": 6, "microbatch_size": 2}, [FP32, FP64 | {"drains": [1]}]),
     "pp4": ({"pp": 4}, [FP32, FP64 | SGD, FP32 | {"saves": 1}]),
     "pp2_dp2": ({"pp": 2, "dp_replicate": 2, "global_batch": 16}, [FP32, FP64 | SGD]),
