@@ -79,7 +79,7 @@ class AveragingBounds:
         return {
             parameter.name: local_numel(parameter, candidate.tp)
             for parameter in self.problem.graph.parameters
-            if parameter.trainable and parameter.name in own
+            if parameter.trainable and parameter.name in own and parameter.shared_by == 1
         }
 
     def _beside(self, candidate: Candidate, cuts: Cuts) -> list[Averaged]:

@@ -101,8 +101,10 @@ def groups_of(candidate: Candidate, devices_per_node: int) -> tuple[tuple[str, i
     if candidate.cp > 1:
         found.append(("cp", candidate.cp, group_nodes(candidate, "cp", devices_per_node)))
     if candidate.ep > 1:
-        ranks, nodes = expert_groups(candidate, devices_per_node)[0]
-        found.append(("ep", ranks, nodes))
+        # Of a cluster without end: the candidates of a space whose groups lie alike take alike.
+        every = candidate.ep * candidate.etp * devices_per_node
+        nodes = _nodes(every, candidate.ep, candidate.etp, devices_per_node)
+        found.append(("ep", candidate.ep, nodes))
     return tuple(found)
 
 

@@ -31,7 +31,11 @@ SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
     "change, said",
     [
         ({"cp": 2}, "context parallelism is not executed yet; use cp=1"),
-        ({"ep": 2}, "expert parallelism is not executed yet; use ep=1"),
+        ({"ep": 2}, "ep divides dp_shard, or is a multiple of it that divides dp"),
+        ({"ep": 4, "dp_shard": 6, "dp_replicate": 4}, "here dp_replicate=4, dp_shard=6"),
+        ({"ep": 2, "dp_shard": 2, "tp": 2}, "leave etp out, it is 2 at ep=2 and tp=2"),
+        ({"etp": 2, "dp_shard": 2}, "leave etp out, it is 1 at ep=1"),
+        ({"ep": 2, "dp_shard": 4, "blocks_per_group": 2}, "with blocks_per_group=2 is not proven"),
         ({"zero": 2, "pp": 2, "dp_shard": 2}, "reduced once a step; use zero=1"),
         ({"offload": "params"}, "use one of none, optimizer"),
         ({"codec": "int9"}, "codec=int9: codec 'int9'"),
