@@ -74,10 +74,8 @@ class IntBlocks(Codec):
     def _small(self, x: Tensor, scales: Tensor, out: Tensor) -> None:
         backend_of(x).encode_ints(x, self.block, self.limit, self._seed, scales, out)
 
-    def _large(self, small: Tensor, scales: Tensor) -> Tensor:
-        out = torch.empty(small.numel(), dtype=torch.float32, device=small.device)
+    def _large(self, small: Tensor, scales: Tensor, out: Tensor) -> None:
         backend_of(small).decode_ints(small, scales, self.block, out)
-        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +98,9 @@ class Int8Blocks(IntBlocks):
         self._small(x, scales, rest.view(torch.int8))
         return codes
 
-    def _decode(self, codes: Tensor, numel: int) -> Tensor:
-        scales, rest = self._scales(codes, numel)
-        return self._large(rest.view(torch.int8), scales)
+    def _decode(self, codes: Tensor, out: Tensor) -> None:
+        scales, rest = self._scales(codes, out.numel())
+        self._large(rest.view(torch.int8), scales, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +124,11 @@ class Int4Blocks(IntBlocks):
         backend_of(x).pack_nibbles(small, rest)
         return codes
 
-    def _decode(self, codes: Tensor, numel: int) -> Tensor:
-        scales, rest = self._scales(codes, numel)
-        small = torch.empty(numel, dtype=torch.int8, device=codes.device)
+    def _decode(self, codes: Tensor, out: Tensor) -> None:
+        scales, rest = self._scales(codes, out.numel())
+        small = torch.empty(out.numel(), dtype=torch.int8, device=codes.device)
         backend_of(codes).unpack_nibbles(rest, small)
-        return self._large(small, scales)
+        self._large(small, scales, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +171,7 @@ class Fp8Blocks(Codec):
         backend_of(x).encode_fp8(x, self.block, self._form, codes[:numel], exponents)
         return codes
 
-    def _decode(self, codes: Tensor, numel: int) -> Tensor:
-        out = torch.empty(numel, dtype=torch.float32, device=codes.device)
+    def _decode(self, codes: Tensor, out: Tensor) -> None:
+        numel = out.numel()
         exponents = codes[numel : self._payload_bytes(numel)]
         backend_of(codes).decode_fp8(codes[:numel], exponents, self.block, self._form, out)
-        return out

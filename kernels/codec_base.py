@@ -48,10 +48,26 @@ class Codec(ABC):
         Raises:
             CodecError: if so many elements do not have these codes.
         """
-        self._check(codes, numel)
-        if not numel:
-            return torch.empty(0, dtype=dtype, device=codes.device)
-        return self._decode(codes.contiguous(), numel).to(dtype)
+        return self.decode_into(codes, torch.empty(numel, dtype=dtype, device=codes.device))
+
+    def decode_into(self, codes: Tensor, out: Tensor) -> Tensor:
+        """The same, written into a contiguous flat tensor and converted to its dtype.
+
+        Memory that is there is faster than new: of large pieces the system may have to clear
+        each page first.
+
+        Raises:
+            CodecError: if so many elements do not have these codes.
+        """
+        self._check(codes, out.numel())
+        if not out.numel():
+            return out
+        if out.dtype == self.working_dtype:
+            self._decode(codes.contiguous(), out)
+            return out
+        decoded = torch.empty(out.numel(), dtype=self.working_dtype, device=codes.device)
+        self._decode(codes.contiguous(), decoded)
+        return out.copy_(decoded)
 
     def subtract_sent(self, total: Tensor, codes: Tensor) -> Tensor:
         """Takes from `total`, in place, what its codes say: what was not sent remains."""
@@ -99,7 +115,8 @@ class Codec(ABC):
         """Of a contiguous, non-empty tensor in the working dtype."""
 
     @abstractmethod
-    def _decode(self, codes: Tensor, numel: int) -> Tensor: ...
+    def _decode(self, codes: Tensor, out: Tensor) -> None:
+        """Into a contiguous, non-empty tensor of the working dtype."""
 
     def _buffer(self, x: Tensor) -> Tensor:
         """Room for the codes of x; what fills up to the alignment is zero."""

@@ -3,6 +3,9 @@
 Where two numbers of 32 bits meet, numba goes on in 64, which halves what a vector instruction
 does and has no fast product; and it has no operation that compares many at once into a mask.
 LLVM turns these into what the processor has, on any processor.
+
+numba keeps what it compiled by the file of the function alone: after a change here delete
+`kernels/__pycache__`.
 """
 
 from __future__ import annotations
@@ -59,13 +62,15 @@ def hashed_pair(_: Any, start: Any, place: Any, first: Any, second: Any) -> Any:
 
 
 def _fraction(builder: Any, half: Any) -> Any:
-    unit = ir.Constant(ir.FloatType(), 2.0**-16)
-    return builder.fmul(builder.sitofp(half, ir.FloatType()), unit)
+    # A sum of floats would be open to being taken apart and added in another order.
+    middle = builder.or_(builder.shl(half, _const(1)), _const(1))
+    unit = ir.Constant(ir.FloatType(), 2.0**-17)
+    return builder.fmul(builder.sitofp(middle, ir.FloatType()), unit)
 
 
 @_instruction
 def upper_fraction(_: Any, word: Any) -> Any:
-    """The upper 16 bits of a word as a fraction."""
+    """The upper 16 bits of a word as a fraction: the middle of its 65,536th of [0, 1]."""
 
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return _fraction(builder, builder.lshr(args[0], _const(16)))
@@ -75,7 +80,7 @@ def upper_fraction(_: Any, word: Any) -> Any:
 
 @_instruction
 def lower_fraction(_: Any, word: Any) -> Any:
-    """The lower 16 bits of a word as a fraction."""
+    """The same of the lower 16 bits."""
 
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return _fraction(builder, builder.and_(args[0], _const(0xFFFF)))

@@ -60,9 +60,7 @@ class OneBit(Codec):
         backend.pack_signs(x, codes[SCALE_BYTES : self._payload_bytes(x.numel())])
         return codes
 
-    def _decode(self, codes: Tensor, numel: int) -> Tensor:
-        out = torch.empty(numel, dtype=torch.float32, device=codes.device)
+    def _decode(self, codes: Tensor, out: Tensor) -> None:
         scale = typed(codes[:SCALE_BYTES], torch.float32)[0]
-        signs = codes[SCALE_BYTES : self._payload_bytes(numel)]
+        signs = codes[SCALE_BYTES : self._payload_bytes(out.numel())]
         backend_of(codes).unpack_signs(signs, scale, out)
-        return out

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from claw_plan.kernels.codec_base import Codec, typed
 
+PIECE = 1 << 17
+"""Elements that are scaled and converted in turn while they lie in a cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Uncompressed(Codec):
@@ -35,8 +38,8 @@ class Uncompressed(Codec):
     def _encode(self, x: Tensor) -> Tensor:
         return x.clone().view(torch.uint8)
 
-    def _decode(self, codes: Tensor, numel: int) -> Tensor:
-        return typed(codes, self.working_dtype).clone()
+    def _decode(self, codes: Tensor, out: Tensor) -> None:
+        out.copy_(typed(codes, self.working_dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,18 @@ class Half(Codec):
 
     def _encode(self, x: Tensor) -> Tensor:
         codes = self._buffer(x)
-        scaled = x * 2.0**self.exponent if self.exponent else x
-        codes[: 2 * x.numel()].view(torch.float16).copy_(scaled)
+        half = codes[: 2 * x.numel()].view(torch.float16)
+        if not self.exponent:
+            half.copy_(x)
+            return codes
+        scaled = torch.empty_like(x[:PIECE])
+        for whole, part in zip(x.split(PIECE), half.split(PIECE), strict=True):
+            part.copy_(torch.mul(whole, 2.0**self.exponent, out=scaled[: part.numel()]))
         return codes
 
-    def _decode(self, codes: Tensor, numel: int) -> Tensor:
-        out = typed(codes[: 2 * numel], torch.float16).float()
-        return out.mul_(2.0**-self.exponent) if self.exponent else out
+    def _decode(self, codes: Tensor, out: Tensor) -> None:
+        half = typed(codes[: 2 * out.numel()], torch.float16)
+        for part, whole in zip(half.split(PIECE), out.split(PIECE), strict=True):
+            whole.copy_(part)
+            if self.exponent:
+                whole.mul_(2.0**-self.exponent)

@@ -54,9 +54,8 @@ class SparseCodec(Codec):
         indices, values = self._short_indices(codes), self.values(codes)
         return codes, compiled_feedback.subtract_pairs(rest, indices, values)
 
-    def _decode(self, codes: Tensor, numel: int) -> Tensor:
-        out = torch.zeros(numel, dtype=torch.float32, device=codes.device)
-        return out.index_copy_(0, self.indices(codes), self.values(codes))
+    def _decode(self, codes: Tensor, out: Tensor) -> None:
+        out.zero_().index_copy_(0, self.indices(codes), self.values(codes))
 
 
 def _pairs(indices: Tensor, values: Tensor) -> Tensor:

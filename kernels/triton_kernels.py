@@ -92,7 +92,7 @@ def _encode_ints(
         h = (h ^ (h >> 13)) * 0xC2B2AE35
         h = h ^ (h >> 16)
         half = tl.where(is_first, h >> 16, h & 0xFFFF)
-        fraction = half.to(tl.int32).to(tl.float32) * (1.0 / 65536.0)
+        fraction = (half.to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 65536.0)
         rounded = tl.floor(quotient + fraction)
     else:
         rounded = (quotient + NEAREST) - NEAREST

@@ -151,8 +151,10 @@ def _two_phases(
     code = codec.encode(mean) if feedback is None else feedback.server.encode(mean)
     wires = [codec.wire_bytes(size) for size in sizes]
     codes = _gathered(code, wires, codec.has_fixed_size, group, algorithm, members)
-    parts = zip(codes, sizes, strict=True)
-    return torch.cat([codec.decode(code, size, numbers.dtype) for code, size in parts])
+    whole = torch.empty_like(numbers)
+    for code, part in zip(codes, whole.split(sizes), strict=True):
+        codec.decode_into(code, part)
+    return whole
 
 
 def _part_of_mean(
@@ -170,9 +172,11 @@ def _part_of_mean(
         codes = [codec.encode(chunk) for chunk in numbers.split(list(sizes))]
     else:
         codes = feedback.worker.encode_chunks(numbers, sizes)
-    mean = numbers.new_zeros(own)
-    for code in _scattered(codes, codec, own, group, algorithm, members):
-        mean += codec.decode(code, own, numbers.dtype)
+    came = _scattered(codes, codec, own, group, algorithm, members)
+    mean, part = numbers.new_empty(own), numbers.new_empty(own)
+    codec.decode_into(came[0], mean)
+    for code in came[1:]:
+        mean += codec.decode_into(code, part)
     return mean.div_(len(members))
 
 

@@ -99,7 +99,7 @@ def test_a_resumed_run_goes_on_with_the_same_bits_on_every_rank(found: Found) ->
             if "resumed" in own:
                 assert torch.equal(own["resumed"], own["flat"]), name
                 assert own["note"] == ""
-        assert len([own for own in rank.values() if "resumed" in own]) == 9
+        assert len([own for own in rank.values() if "resumed" in own]) == 10
 
 
 @pytest.mark.slow
@@ -143,9 +143,13 @@ def test_what_is_compared_with_one_process_has_no_codec(tiny_plan: Callable[...,
 REFUSED = {
     "clip": ({"codec": "one_bit", "dp_replicate": 2, "clip_norm": 1.0}, "no rank has the mean"),
     "offload": ({"codec": "one_bit", "dp_replicate": 2, "offload": "optimizer"}, "on the host"),
-    "shards": ({"codec": "int8", "dp_shard": 2}, "fully_shard reduces gradients itself"),
-    "lower": ({"codec": "int8", "dp_replicate": 2, "precision": "bfloat16"}, "fully_shard"),
-    "stages": ({"codec": "int8", "dp_replicate": 2, "pp": 2}, "where replicas alone meet"),
+    "shards": ({"codec": "one_bit", "dp_shard": 2}, "fully_shard reduces gradients itself"),
+    "lower": ({"codec": "one_bit", "dp_replicate": 2, "precision": "bfloat16"}, "fully_shard"),
+    "stages": ({"codec": "one_bit", "dp_replicate": 2, "pp": 2}, "where replicas alone meet"),
+    "divided": ({"codec": "one_bit", "dp_replicate": 2, "tp": 2}, "where replicas alone meet"),
+    "nobody": ({"codec": "int8"}, "where gradients are averaged"),
+    "scaled": ({"codec": "int8", "dp_shard": 2, "precision": "float16"}, "scale that moves"),
+    "host": ({"codec": "int8", "dp_replicate": 2, "pp": 2, "offload": "optimizer"}, "not proven"),
     "alone": ({"collective": "ring"}, "where replicas alone meet"),
 }
 

@@ -65,6 +65,17 @@ def test_every_floating_type_is_taken_as_its_fp32(text: str, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_memory_that_is_there_is_written_whole(text: str, dtype: torch.dtype) -> None:
+    codec = codec_of(text)
+    codes = codec.encode(torch.randn(77))
+    room = torch.full((100,), torch.nan, dtype=dtype)
+    assert codec.decode_into(codes, room[3:80]).data_ptr() == room[3:].data_ptr()
+    assert torch.equal(room[3:80], codec.decode(codes, 77, dtype))
+    assert room[:3].isnan().all() and room[80:].isnan().all()
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_strides_and_gradients_do_not_matter(text: str) -> None:
     codec = codec_of(text)
     x = torch.randn(12, 10, requires_grad=True)
