@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from claw_plan.planner.schedules import ASYNCHRONOUS
+from claw_plan.planner.supported import COMPOSITIONS
+
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("rank_overlapping.py")
@@ -75,6 +78,10 @@ CLOSE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "gpt_pp4": ({"pp": 4}, [FP64 | CLIPS, FP64 | CLIPS | {"saves": 1}]),
     "gpt_pp2_tp2": ({"pp": 2, "tp": 2}, [FP64, FP64 | CLIPS]),
     "gpt_pp2_tp2_sp": ({"pp": 2, "tp": 2, "sequence_parallel": True}, [FP64]),
+    "gpt_pp2_dp2_tp2": (
+        {"pp": 2, "dp_replicate": 2, "tp": 2, "global_batch": 16},
+        [FP64 | CLIPS | {"steps": 3}],
+    ),
     "gpt_pp2_dp2": ({"pp": 2, "dp_replicate": 2, "global_batch": 16}, [FP64 | CLIPS]),
 }
 """A GPT with tied ends, where sums are in another order than in one process."""
@@ -144,3 +151,12 @@ def test_tied_ends_clipping_and_divided_weights_come_to_it_but_for_rounding(
         worst = max(max(own) for own in result["differences"])
         assert worst < 1e-10, result
         assert max(map(abs, result["losses"])) < 1e-12, result
+
+
+def test_what_is_offered_is_what_is_proven_here() -> None:
+    proven = {
+        frozenset(name for name in ("pp", "tp", "dp_replicate") if knobs.get(name, 1) > 1)
+        for knobs, _ in (EXACT | CLOSE).values()
+    }
+    offered = {known.axes for known in COMPOSITIONS if known.schedules & set(ASYNCHRONOUS)}
+    assert offered == proven
