@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from claw_plan.executor.benchmark_codecs import OF_GRADIENTS
+from claw_plan.executor.benchmark_codecs import MEASURED
 from claw_plan.planner.averaging import codec_works
+from claw_plan.planner.supported import OF_MOMENTUM
 from claw_plan.profiles.codecs import describe_codec
 
 RANK = """
@@ -25,7 +26,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_each_codec_of_gradients_is_timed_under_the_keys_of_planning(tmp_path: Path) -> None:
+def test_each_codec_is_timed_under_the_keys_of_planning(tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     ranks = [
         subprocess.Popen(
@@ -35,16 +36,19 @@ def test_each_codec_of_gradients_is_timed_under_the_keys_of_planning(tmp_path: P
         for rank in range(2)
     ]
     assert [process.wait(timeout=120) for process in ranks] == [0, 0]
-    assert set(OF_GRADIENTS) == {"fp16", "fp8", "int8", "int4"}
+    assert set(MEASURED) == {"one_bit", "top_k", "fp16", "fp8", "int8", "int4"}
     for rank in range(2):
         found = pickle.loads((tmp_path / f"{rank}.pickle").read_bytes())
-        assert len(found) == 3 * len(OF_GRADIENTS)
-        for name in OF_GRADIENTS:
-            works = codec_works(describe_codec(name), 4096, 2, of_momentum=False)
+        assert len(found) == 3 * len(MEASURED)
+        for name in MEASURED:
+            of_momentum = name in OF_MOMENTUM
+            numel = 4 * 4096 if of_momentum else 4096
+            works = codec_works(describe_codec(name), numel, 2, of_momentum)
             assert [work.target for work in works] == [
                 f"codec.{name}.{what}" for what in ("encode", "mean", "decode")
             ]
-            # Divided as the bytes that each moves.
-            rates = [found[work][0] / work.bytes for work in works]
-            assert min(rates) > 0
-            assert max(rates) == pytest.approx(min(rates), rel=0.01)
+            # Divided as the bytes that each moves; a step may be lost in noise.
+            slowest = max(works, key=lambda work: work.bytes)
+            for work in works:
+                share = found[slowest][0] * work.bytes / slowest.bytes
+                assert found[work][0] == pytest.approx(share, abs=2)
