@@ -35,11 +35,10 @@ from claw_plan.executor.mesh import Mesh, make_mesh
 from claw_plan.executor.microbatches import replicate, run_microbatches
 from claw_plan.executor.next_forward import NextForward, why_not
 from claw_plan.executor.offload import HostOptimizer
-from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.overlapping_steps import OverlappingSteps
 from claw_plan.executor.pipeline import RecordedStage, make_pipeline
 from claw_plan.executor.ranges import Ranges
-from claw_plan.executor.rank_stages import TiedCopy, make_rank_stages
+from claw_plan.executor.rank_stages import RankStages, TiedCopy, make_rank_stages
 from claw_plan.executor.reached import leave_unreached
 from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.replica_exchange import (
@@ -47,9 +46,8 @@ from claw_plan.executor.replica_exchange import (
     ExchangeOptions,
     evened_over_tp,
     make_exchange,
-    momentum_optimizer,
+    optimizer_maker,
     refuse_exchange,
-    sends_momentum,
 )
 from claw_plan.executor.sharding import stays_whole
 from claw_plan.executor.stages import Stage
@@ -285,12 +283,7 @@ def compile_plan(
     first = next(iter(held.stages.values()))
     scales_loss = plan.training.precision == "float16" and precision == AS_PLANNED
     trainable = [p for p in held.parameters.values() if p.requires_grad]
-    shared = held.experts.parameters if held.experts is not None else {}
-    plain = [p for name, p in held.parameters.items() if p.requires_grad and name not in shared]
-    make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-    make = partial(make_optimizer, plan.training, loaded)
-    if sends_momentum(plan, loaded):
-        make = partial(momentum_optimizer, plan, mesh)
+    make = optimizer_maker(plan, loaded, mesh)
     compiled = ParallelModel(
         plan=plan,
         knobs=knobs,
@@ -305,11 +298,11 @@ def compile_plan(
         schedule=lambda microbatches: torch.zeros(()),
         tensor_parallel=held.tensor_parallel,
         experts=held.experts,
-        averaged=_averaged(knobs, plain, shards=shards),
+        averaged=_averaged(knobs, held, shards=shards),
         has_loss=len(plan.stages) - 1 in held.stages,
         loss_scale=LossScale(plan.training.loss_scale_window) if scales_loss else None,
         statistics=RunningStatistics(held.stages.values(), mesh),
-        unreached=held.unreached.difference(shared),
+        unreached=held.unreached,
     )
     compiled.exchange = make_exchange(plan, mesh, compiled.optimizer, options, compiled.stages)
     compiled.evened = evened_over_tp(compiled)
@@ -329,9 +322,11 @@ def compile_plan(
 
 
 def _averaged(
-    knobs: Candidate, trainable: Sequence[nn.Parameter], *, shards: bool
+    knobs: Candidate, held: RankStages, *, shards: bool
 ) -> Mapping[str, Sequence[nn.Parameter]]:
     """What is averaged after the last backward, over which axis: FSDP and DDP do the rest."""
+    apart = held.experts.parameters if held.experts is not None else {}
+    trainable = [p for n, p in held.parameters.items() if p.requires_grad and n not in apart]
     if shards:
         whole = [parameter for parameter in trainable if stays_whole(parameter)]
         states = ("cp", "dp_shard", "dp_replicate")
@@ -342,9 +337,7 @@ def _averaged(
     return {"dp_replicate": trainable} if knobs.dp_replicate > 1 and knobs.pp > 1 else {}
 
 
-def _make_pipeline(
-    compiled: ParallelModel, stages: Mapping[int, Stage], precision: str
-) -> None:
+def _make_pipeline(compiled: ParallelModel, stages: Mapping[int, Stage], precision: str) -> None:
     """The schedule of a rank with pipeline stages."""
     plan, group = compiled.plan, compiled.mesh.group("pp")
     compiled.tied = TiedGradients(compiled.parameters, group)

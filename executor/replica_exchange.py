@@ -7,8 +7,9 @@ gradients, all do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -27,6 +28,7 @@ from claw_plan.executor.communication.shard_mean import ShardMean, reduce_by
 from claw_plan.executor.communication.whole_mean import WholeMean, checked
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.mesh import Mesh
+from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
 from claw_plan.kernels.codec import codec_of
 from claw_plan.kernels.fp16_scale import Fp16Scale
@@ -252,7 +254,16 @@ def means_of(plan: Plan, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def momentum_optimizer(plan: Plan, mesh: Mesh, parameters: Sequence[nn.Parameter]) -> OneBitAdam:
+def optimizer_maker(
+    plan: Plan, loaded: LoadedModel, mesh: Mesh
+) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]:
+    """Parameters to what trains them: the plan's optimizer, or one whose momentum travels."""
+    if sends_momentum(plan, loaded):
+        return partial(_momentum_optimizer, plan, mesh)
+    return partial(make_optimizer, plan.training, loaded)
+
+
+def _momentum_optimizer(plan: Plan, mesh: Mesh, parameters: Sequence[nn.Parameter]) -> OneBitAdam:
     """AdamW of the plan, its momentum through the codec."""
     training = plan.training
     return OneBitAdam(

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
-from typing_extensions import override
 
 from claw_plan.executor.communication.compressed import (
     TwoPhaseFeedback,
@@ -27,7 +26,6 @@ from claw_plan.executor.communication.hooks import GradientMean
 class ShardMean(GroupMean):
     """Means of which each rank of the group gets its equal part."""
 
-    @override
     def _mean(self, flat: torch.Tensor, feedback: TwoPhaseFeedback | None) -> torch.Tensor:
         sizes = [flat.numel() // self.group.size()] * self.group.size()
         return compressed_reduce_scatter(
