@@ -38,7 +38,7 @@ def counted_here(
     for name, parameter in parameters.items():
         copied_over = {"dp_replicate"}
         if not isinstance(parameter, DTensor):
-            copied_over |= {"dp_shard", "cp"} & mesh.sizes.keys()
+            copied_over |= set(mesh.state_axes) - {"dp_replicate"}
         is_expert = experts is not None and name in experts.parameters
         if is_expert:
             copied_over = set()

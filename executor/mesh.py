@@ -14,9 +14,9 @@ from claw_plan.executor.errors import ExecutionError
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.placement import EXPERT_REPLICATE, EXPERT_SHARD
 
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""The axes the executor knows; the order over the devices is the candidate's. Context parallelism
-has an axis where a plan uses it alone: every group of gloo's costs a thread."""
+AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+"""The axes of every mesh; the order over the devices is the candidate's. Where sequences are
+shared there is cp too: an axis that nobody uses would cost a thread of gloo's for each group."""
 
 SHARDED, REPLICATED = "dp_shard_cp", "dp_replicate beside dp_shard_cp"
 """The axis of all ranks that share states where cp is used, as torchtitan calls it, and that of
@@ -28,7 +28,7 @@ NEAR = "near"
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """A DeviceMesh of `AXES` and the indices of this rank on each.
+    """A DeviceMesh of `AXES`, cp where it is used, and the indices of this rank on each.
 
     `meets_apart` where replicas of shards meet outside of FSDP.
     """
@@ -113,7 +113,7 @@ def make_mesh(candidate: Candidate, device_type: str) -> Mesh:
 
     Raises ExecutionError unless there is one rank for every device of the plan.
     """
-    names = [name for name in candidate.mesh_order if name != "cp" or candidate.cp > 1]
+    names = [name for name in candidate.mesh_order if name in AXES or candidate.cp > 1]
     sizes = {name: getattr(candidate, name) for name in names}
     world = dist.get_world_size()
     if math.prod(sizes.values()) != world:

@@ -40,6 +40,8 @@ def test_no_gradients_have_no_norm(alone: Rank) -> None:
 
 
 class AtPlace(SimpleNamespace):
+    state_axes = ("cp", "dp_shard", "dp_replicate")
+
     def index(self, axis: str) -> int:
         return int(getattr(self, axis, 0))
 
@@ -53,6 +55,7 @@ class AtPlace(SimpleNamespace):
         ({"tp": 1}, True, True, True),  # another part of a divided weight
         ({"tp": 1, "dp_replicate": 1}, True, True, False),
         ({"dp_shard": 1}, False, True, False),  # whole parameters are no shards
+        ({"cp": 1}, False, True, False),  # nor where sequences are shared
         ({"pp": 1}, False, True, True),
         ({"pp": 1}, False, False, False),  # the second end of a tied table
     ],

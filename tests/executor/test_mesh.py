@@ -45,3 +45,9 @@ def test_neighbours_on_the_shards_axis(rank: int, near: list[int]) -> None:
     assert mesh.neighbours(2) == mesh.neighbours(2)
     assert [*mesh.groups(0)] == [*AXES]
     dist.destroy_process_group()
+
+
+def test_only_plans_that_share_sequences_have_an_axis_for_it(alone: Rank) -> None:
+    assert "cp" not in make_mesh(Candidate(), "cpu").sizes
+    with pytest.raises(ExecutionError, match="cp=2"):
+        make_mesh(Candidate(cp=2), "cpu")

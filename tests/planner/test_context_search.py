@@ -74,8 +74,10 @@ def test_states_are_cut_over_the_ranks_that_share_sequences(toys: Any) -> None:
 
 
 def request(tmp_path: Path, **settings: Any) -> PlanningRequest:
-    length = settings.pop("length", 64)
-    build = f"GPT(GPTConfig(vocab_size=64, block_size={length}, n_layer=2, n_head=4, n_embd=256))"
+    length, width = settings.pop("length", 64), settings.pop("width", 256)
+    build = (
+        f"GPT(GPTConfig(vocab_size=64, block_size={length}, n_layer=2, n_head=8, n_embd={width}))"
+    )
     return PlanningRequest(
         model=GPT,
         build=build,
@@ -109,7 +111,9 @@ def test_a_pinned_degree_that_the_model_has_not_is_refused(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_it_is_offered_where_the_batch_has_too_few_samples(tmp_path: Path) -> None:
     """One long sample on eight GPUs: without cp seven have nothing to do."""
-    result = make_plan(request(tmp_path, length=8192, global_batch=1, fix={"tp": 1, "pp": 1}))
+    result = make_plan(
+        request(tmp_path, length=16384, width=1024, global_batch=1, fix={"tp": 1, "pp": 1})
+    )
     assert result.best.candidate.cp > 1
     short = make_plan(request(tmp_path, length=64, global_batch=8, fix={"tp": 1, "pp": 1}))
     assert short.best.candidate.cp == 1

@@ -24,13 +24,18 @@ from claw_plan.profiles.collective_schedules import ALGORITHMS as KNOWN_ALGORITH
 
 ROOT = Path(__file__).parents[2]
 
+CP_APART = ("cp", "pp", "dp_replicate", "dp_shard", "tp")
 SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"cp": 2}, "context parallelism is not executed yet; use cp=1"),
+        ({"cp_comm_type": "ring"}, "cp_comm_type=ring: use one of all_gather, a2a"),
+        ({"cp": 2, "tp": 2}, "cp x tp: no test proves"),
+        ({"cp": 2, "dp_shard": 4, "reshard_ranks": 2}, "is not proven with cp; use 0"),
+        ({"cp": 2, "mesh_order": CP_APART}, "cp shares the states of dp_shard and comes right"),
+        ({"cp": 2, "dp_replicate": 2, "codec": "fp16"}, "it acts where whole replicas meet"),
         ({"ep": 2}, "ep divides dp_shard, or is a multiple of it that divides dp"),
         ({"ep": 4, "dp_shard": 6, "dp_replicate": 4}, "here dp_replicate=4, dp_shard=6"),
         ({"ep": 2, "dp_shard": 2, "tp": 2}, "leave etp out, it is 2 at ep=2 and tp=2"),
@@ -65,6 +70,8 @@ def test_offered():
     assert refusal(Candidate(dp_shard=4, reshard_ranks=2, blocks_per_group=3)) == ""
     assert refusal(Candidate(recompute="half", recompute_blocks=3)) == ""
     assert refusal(Candidate(dp_shard=4, pp=2, mesh_order=SHARDS_FIRST)) == ""
+    assert refusal(Candidate(cp=2, dp_shard=4, blocks_per_group=2, cp_comm_type="a2a")) == ""
+    assert refusal(Candidate(cp=2, blocks_per_group=2)) == ""
     assert can_grow_from(Candidate(pp=2, tp=2))
 
 
