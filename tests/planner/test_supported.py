@@ -35,7 +35,7 @@ SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
         ({"cp": 2, "tp": 2}, "cp x tp: no test proves"),
         ({"cp": 2, "dp_shard": 4, "reshard_ranks": 2}, "is not proven with cp; use 0"),
         ({"cp": 2, "mesh_order": CP_APART}, "cp shares the states of dp_shard and comes right"),
-        ({"cp": 2, "dp_replicate": 2, "codec": "fp16"}, "it acts where whole replicas meet"),
+        ({"cp": 2, "dp_replicate": 2, "codec": "fp16"}, "codec=fp16 is not proven with cp"),
         ({"ep": 2}, "ep divides dp_shard, or is a multiple of it that divides dp"),
         ({"ep": 4, "dp_shard": 6, "dp_replicate": 4}, "here dp_replicate=4, dp_shard=6"),
         ({"ep": 2, "dp_shard": 2, "tp": 2}, "leave etp out, it is 2 at ep=2 and tp=2"),
