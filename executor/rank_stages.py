@@ -135,7 +135,7 @@ def make_rank_stages(
         whole=whole,
         tensor_parallel=_joined(divided) if divided else None,
         experts=joined(shared, parameters, names, is_sharded=shards, unreached=not_reached),
-        unreached=not_reached,
+        unreached=not_reached.difference(*(one.first for one in shared)),
     )
 
 

@@ -103,10 +103,6 @@ class DataParallel:
         self._complete: dict[int, list[int]] = {}
         self._has_gradients = False
 
-    def begin_step(self) -> None:
-        """The gradients that have added up are used: the next ones begin at nothing."""
-        self._has_gradients = False
-
     def begin_forward(self, units: Sequence[int]) -> None:
         """A microbatch's forward starts; `units` in the order they run."""
 
@@ -250,7 +246,8 @@ class Sharded(DataParallel):
 
     @override
     def averaged(self, axis: str) -> dict[str, int]:
-        return {p.name: 1 for p in self._trained() if not p.shape}
+        whole = () if axis == EXPERT_REPLICATE else self._trained()
+        return {p.name: 1 for p in whole if not p.shape}
 
     @override
     def begin_forward(self, units: Sequence[int]) -> None:

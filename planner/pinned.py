@@ -32,12 +32,17 @@ CANNOT_ACT = (
 
 
 def pinned_candidate(fix: Mapping[str, Any]) -> Candidate:
-    """The pinned knobs, with a schedule that has the stages or stages that the schedule has."""
+    """The pinned knobs, with a schedule that has the stages or stages that the schedule has.
+
+    Where experts are shared, each is divided over tp.
+    """
     chosen = dict(fix)
     if "stages_per_rank" not in fix and fix.get("schedule") in EVERY_SCHEDULE:
         chosen["stages_per_rank"] = EVERY_SCHEDULE[fix["schedule"]].fewest_stages
     elif fix.get("stages_per_rank", 1) > 1:
         chosen.setdefault("schedule", INTERLEAVED)
+    if fix.get("ep", 1) > 1:
+        chosen.setdefault("etp", fix.get("tp", 1))
     return Candidate(**chosen)
 
 

@@ -24,6 +24,7 @@ from claw_plan.planner.plan import (
     PlanStage,
     PlanTensorParallel,
     PlanTie,
+    PlanTraffic,
     PlanTraining,
     candidate_mapping,
 )
@@ -61,10 +62,6 @@ def write_plan(
     """The plan of a candidate; the model's file is named relative to `folder`."""
     graph, training, candidate = problem.graph, problem.training, scored.candidate
     microbatches = candidate.num_microbatches(training.global_batch)
-    traffic = None
-    if candidate.num_devices <= MOST_COUNTED:
-        ranks = predict_traffic(problem, ShardSizes(graph), candidate, scored.cuts)
-        traffic = rows_of(ranks)
     return Plan(
         version=1,
         model=PlanModel(
@@ -107,9 +104,17 @@ def write_plan(
         sharding=_sharding(graph, candidate) if candidate.shard_ranks > 1 else [],
         communication=_communication(graph, candidate),
         prediction=predict(scored, profile, search, problem.trainer).model_copy(
-            update={"traffic": traffic}
+            update={"traffic": _traffic(problem, scored)}
         ),
     )
+
+
+def _traffic(problem: Problem, scored: Scored) -> list[PlanTraffic] | None:
+    """What every rank moves, where there are not too many of them."""
+    if scored.candidate.num_devices > MOST_COUNTED:
+        return None
+    shards = ShardSizes(problem.graph)
+    return rows_of(predict_traffic(problem, shards, scored.candidate, scored.cuts))
 
 
 def predict(

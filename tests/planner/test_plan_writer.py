@@ -9,7 +9,8 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Unit
-from claw_plan.planner.plan_writer import HALF_WIDTH, _block_patterns, predict
+from claw_plan.planner.plan_names import block_patterns
+from claw_plan.planner.plan_writer import HALF_WIDTH, predict
 from claw_plan.planner.score import Scorer
 
 
@@ -40,6 +41,6 @@ def test_blocks_of_other_widths_in_one_container_are_named_one_by_one() -> None:
         for name, structure in (("stages.0", 0), ("stages.1", 1), ("head.0", 2), ("head.1", 2))
     ]
     graph: Any = SimpleNamespace(blocks=blocks)
-    assert _block_patterns(graph, [0]) == ["stages.0"]
-    assert _block_patterns(graph, [0, 1]) == ["stages[*]"]
-    assert _block_patterns(graph, [2]) == ["head[*]"]
+    assert block_patterns(graph, [0]) == ["stages.0"]
+    assert block_patterns(graph, [0, 1]) == ["stages[*]"]
+    assert block_patterns(graph, [2]) == ["head[*]"]
