@@ -53,7 +53,8 @@ class Messages:
 
     def __init__(self, stage: RecordedStage, count: int, group: dist.ProcessGroup) -> None:
         self._stage, self._count = stage, count
-        self._groups = {True: group, False: _same_group(group)}
+        self.backward_group = _same_group(group)
+        self._groups = {True: group, False: self.backward_group}
         self._asked: dict[bool, deque[list[dist.Work]]] = {True: deque(), False: deque()}
         self._next = {True: 0, False: 0}
         self.end = {True: 0, False: 0}
@@ -149,6 +150,11 @@ class OverlappingSteps:
         self._waiting: tuple[int, list[Gradient], Callable[[], torch.Tensor | None]] | None = None
         self.losses: list[float] = []
         self.after_update: Callable[[int], None] = lambda step: None
+
+    @property
+    def backward_group(self) -> dist.ProcessGroup:
+        """The ranks of the pipeline once more, for the messages of backward passes."""
+        return self._messages.backward_group
 
     def step(self, microbatches: Sequence[Batch]) -> float:
         """Feeds a step's microbatches; what has come back of it and the one before is done.

@@ -134,6 +134,8 @@ def traffic_counter(compiled: ParallelModel) -> TrafficCounter:
     }
     if isinstance(compiled.module, Replicas):
         groups[str(compiled.module.group.group_name)] = "dp_replicate"
+    if compiled.overlap is not None:
+        groups[str(compiled.overlap.backward_group.group_name)] = "pp"
     if compiled.experts is not None:
         own = compiled.experts.groups().items()
         groups |= {str(group.group_name): axis for axis, group in own}

@@ -116,6 +116,8 @@ def search_asynchronous(
     searcher = _Searcher(scorer, space, fix.get("offload", Candidate().offload))
     bounds = GroupBounds(scorer, space)
     branches = list(searcher.branches(bounds))
+    if not branches:
+        raise PlanError(Space(scorer.problem, fix).explain_empty())
     valued = None
     if objective is not None:
         valued = Valued(objective, np.unique(space.table.num_devices).tolist())

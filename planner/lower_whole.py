@@ -26,6 +26,10 @@ class Whole(DataParallel):
         late = axis == AXIS and self._candidate.pp > 1
         return {p.name: self._held(p) for p in self._trained() if p.shared_by == 1} if late else {}
 
+    def begin_step(self) -> None:
+        """The gradients that have added up are used: the next ones begin at nothing."""
+        self._has_gradients = False
+
     @override
     def begin_backward(self, units: Sequence[int], is_last: bool) -> None:
         replicated = self._candidate.dp_replicate > 1

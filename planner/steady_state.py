@@ -27,6 +27,7 @@ from claw_plan.planner.asynchronous import ask_places
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import Cuts, LoweredRank, Lowering
 from claw_plan.planner.lower_end import TIED, StepEnd
+from claw_plan.planner.lower_whole import Whole
 from claw_plan.planner.memory import HeldMemory
 from claw_plan.planner.memory_states import version_bytes
 from claw_plan.planner.problem import STORED_BYTES, Problem
@@ -124,6 +125,7 @@ class OverlappingLowering(Lowering):
         keep_ns = problem.memory_op_ns(2 * version_bytes(problem) * kept_bytes)
         rank.streams.run("other", "keep version", keep_ns)
         for stage in rank.stages.values():
+            assert isinstance(stage.data, Whole), "versions are of whole parameters"
             stage.data.begin_step()
 
 
