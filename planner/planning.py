@@ -215,19 +215,18 @@ def _search(
 ) -> tuple[Scorer, Searched]:
     """The space, then what it left out near its best. Raises PlanError where it is empty."""
     other_than_time = None if isinstance(objective, StepTime) else objective
-    if request.fix.get("schedule") in ASYNCHRONOUS:
     limits: dict[str, Any] = {
         "time_limit_s": request.time_limit_s,
         "progress": request.progress,
         "objective": other_than_time,
     }
+    if request.fix.get("schedule") in ASYNCHRONOUS:
         return scorer, search_asynchronous(scorer, request.fix, **limits)
     found = search_space(scorer, space, known=known, **limits)
     if not found.report.space:
         raise PlanError(space.explain_empty())
     found = search_closer(scorer, found, request.fix, other_than_time)
     if request.asynchronous:
-    found = search_cuts(scorer, found, other_than_time)
         found = with_asynchronous(scorer, found, request.fix, other_than_time)
     codecs = codecs_named(request.codecs)
     context = ContextSearch(model=model, fix=request.fix, objective=other_than_time, codecs=codecs)
