@@ -34,6 +34,7 @@ from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.expert_tensor_parallel import EXPERTS
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
+from claw_plan.planner.schedules import ASYNCHRONOUS
 
 WIDTH = 99
 """Characters of a line."""
@@ -133,6 +134,11 @@ def refuse(plan: Plan, path: Path) -> None:
         raise ExecutionError(
             "export: experts divided by tensor parallelism have no plain form in torch; plan "
             "again with --fix tp=1"
+        )
+    if knobs.schedule in ASYNCHRONOUS:
+        raise ExecutionError(
+            f"export: schedule={knobs.schedule} has no plain form in torch, whose pipelines flush "
+            "every step; plan again with --fix schedule=1F1B, or use `claw-plan run`"
         )
     if plan.training.precision == "float16":
         raise ExecutionError(

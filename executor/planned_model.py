@@ -31,6 +31,7 @@ from claw_plan.planner.fake_build import build_fake
 from claw_plan.planner.model_source import Batch, LoadedModel
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import check_plan, model_of_plan
+from claw_plan.planner.schedules import ASYNCHRONOUS
 
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
@@ -127,6 +128,11 @@ def parallelize(
     path = Path(plan) if isinstance(plan, str | Path) else Path("plan.yaml").absolute()
     plan = load_plan(path) if isinstance(plan, str | Path) else plan
     check_plan(plan, str(path))
+    if plan.schedule.name in ASYNCHRONOUS:
+        raise ExecutionError(
+            f"schedule={plan.schedule.name} overlaps steps, so that a step's loss is not known at "
+            "its end; train with `claw-plan run`, or plan again with --fix schedule=1F1B"
+        )
     loaded = model_of_plan(plan, path)
     rank = _meet(plan)
     device = rank.device

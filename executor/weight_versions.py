@@ -50,6 +50,7 @@ class WeightVersions:
 
     def _add_up(self, place: int, parameter: torch.Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None, "the hook runs once it is there"
         held = self._sums[place]
         if held is None:
             self._sums[place] = gradient.to(self._trained[place].dtype)
