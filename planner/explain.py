@@ -59,7 +59,8 @@ def reasons(scorer: Scorer, found: Searched, best: Scored) -> Iterator[str]:
     if left_out := found.space.left_out():
         yield f"{left_out}; {_closer(found, found.closer)}" if found.closer else left_out
     yield from _device_order(scorer.problem, best.candidate)
-    yield from _other_cuts(found, best)
+    yield from _other_cuts(found)
+    yield from found.said
     yield from compression_said(scorer, best)
     yield from asynchronous_said(scorer, best)
     yield binds(best)
@@ -88,21 +89,20 @@ def _device_order(problem: Problem, candidate: Candidate) -> Iterator[str]:
         )
 
 
-def _other_cuts(found: Searched, best: Scored) -> Iterator[str]:
-    """What the proof leaves open: cuts that are taken because the evenest does not fit.
-
-    They are looked at where the evenest cut might win, which another need not tell.
-    """
-    table, bounds_ns = found.space.table, found.bounds.any_cut_ns
-    may = (table.pp > 1) & (table.stages_per_rank == 1) & (table.recompute_blocks == 0)
-    may &= bounds_ns < best.step_time_ns
-    if not found.report.memory_pruned or not may.any():
+def _other_cuts(found: Searched) -> Iterator[str]:
+    """How far the proof reaches beyond stages that are cut as evenly as they can be."""
+    cuts = found.report.cuts
+    if cuts is None or not cuts.groups:
         return
-    gain = 1 - int(bounds_ns[may].min()) / best.step_time_ns
+    if not cuts.groups_left:
+        yield (
+            f"proven of all cuts of stages: of {cuts.groups:,} ways of computing that another cut "
+            f"might have made faster, {cuts.cuts:,} cuts could have, and none beats the best"
+        )
+        return
     yield (
-        "proven with stages cut as evenly as they can be: where that does not fit, another cut "
-        "was tried if the even one could have won; of the rest none is over "
-        f"{gain:.1%} faster (bound)"
+        "proven with stages cut as evenly as they can be; with another cut of "
+        f"{cuts.groups_left:,} ways of computing none is over {cuts.gap:.1%} faster (bound)"
     )
 
 

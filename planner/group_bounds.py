@@ -65,22 +65,6 @@ class GroupBounds:
         work = self._table.microbatches * -(-total // self._table.pp)
         return np.where(self._splits, work, np.maximum(total, work))
 
-    @property
-    def any_cut_ns(self) -> Int:
-        """A bound of every group with one stage a rank, however its chain is cut.
-
-        A rank waits for one microbatch to pass those before it, forwards and backwards, and runs
-        m of its own: before_r + m w_r. The largest of these is least where all are equal, which
-        takes T / (1 - (1 - 1/m)^p) of stages that add up to T. Of schedules that split backwards,
-        and of several stages a rank, it is the crudest bound.
-        """
-        table = self._table
-        total = self._chain.times_ns[self._times, :, -1][:, CUT].astype(np.float64)
-        rest = (1 - 1 / table.microbatches) ** table.pp
-        equal = (total / (1 - rest) * (1 - 1e-9)).astype(np.int64)
-        is_plain = (table.stages_per_rank == 1) & ~self._splits & (table.recompute_blocks == 0)
-        return np.where(is_plain, np.maximum(equal, self.even_ns), self.even_ns)
-
     def cut(self, rows: Int, blocks: Int | None = None) -> tuple[Int, NDArray[np.bool_]]:
         """The path bound of the best cut of each row, and whether memory does not rule it out.
 
@@ -91,26 +75,29 @@ class GroupBounds:
         bound_pipelines(self._chain, self._pipelines(rows, blocks), longest, may_fit)
         return longest, may_fit > 0
 
-    def any_cut(self, rows: Int, blocks: Int, limit_ns: int) -> Int:
-        """A bound of the path of any cut of each group, sought up to the limit."""
-        least = self.any_cut_ns[rows]
-        bound_any_cut(self._chain, self._pipelines(rows, blocks), limit_ns, least)
+    def any_cut(self, rows: Int, blocks: Int, limits_ns: Int) -> Int:
+        """A bound of the path of any cut of each group, sought up to its limit."""
+        least = self.even_ns[rows].copy()
+        if len(rows):
+            bound_any_cut(self._chain, self._pipelines(rows, blocks), limits_ns, least)
         return least
 
     def cuts_below(
         self, row: int, blocks: int, limit_ns: int, most_cuts: int, most_steps: int
-    ) -> tuple[list[Cuts] | None, int]:
-        """All cuts of a group that may be shorter than the limit, and the steps of finding them.
+    ) -> tuple[list[tuple[int, Cuts]] | None, int]:
+        """All cuts of a group that may be shorter than the limit; the steps of finding them.
 
-        None where there are more than `most_cuts`, or it takes more than `most_steps`.
+        With their paths; None where there are more than `most_cuts`, or it takes more than
+        `most_steps`.
         """
         stages = int(self._table.pp[row] * self._table.stages_per_rank[row])
-        found = np.empty((most_cuts, stages + 1), np.int64)
+        found = np.empty((most_cuts, stages + 2), np.int64)
         some = self._pipelines(np.array([row]), np.array([blocks]))
         number, steps = cuts_below(self._chain, some, 0, limit_ns, most_steps, found)
         if number < 0:
             return None, steps
-        return [tuple(pairwise(first)) for first in found[:number].tolist()], steps
+        rows = found[:number].tolist()
+        return [(entry[-1], tuple(pairwise(entry[:-1]))) for entry in rows], steps
 
     def _pipelines(self, rows: Int, blocks: Int | None) -> Pipelines:
         table = self._table

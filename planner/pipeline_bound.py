@@ -214,6 +214,7 @@ def held_bytes(chain: Chain, some: Pipelines, row: int, start: int, stop: int) -
 
 @compiled
 def stage_of(rank: int, turn: int, pp: int, places_v: bool) -> int:
+    """The stage that a rank holds in its turn."""
     if places_v and turn % 2:
         return (turn + 1) * pp - 1 - rank
     return turn * pp + rank

@@ -18,6 +18,7 @@ from claw_plan.planner.baselines.setting import Setting
 from claw_plan.planner.bucket_choice import with_planned_buckets
 from claw_plan.planner.candidate import BUCKET_BYTES
 from claw_plan.planner.context_search import ContextSearch, pinned_context
+from claw_plan.planner.cut_search import search_cuts
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.expert_search import pinned_experts, search_experts
 from claw_plan.planner.explain import binds, infeasible, infeasible_message, reasons
@@ -226,6 +227,7 @@ def _search(
     if not found.report.space:
         raise PlanError(space.explain_empty())
     found = search_closer(scorer, found, request.fix, other_than_time)
+    found = search_cuts(scorer, found, other_than_time)
     if request.asynchronous:
         found = with_asynchronous(scorer, found, request.fix, other_than_time)
     codecs = codecs_named(request.codecs)

@@ -41,9 +41,26 @@ class Branch(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CutReport:
+    """What was looked at of other cuts of stages than the evenest.
+
+    `groups` of candidates might have been better with another cut, `cuts` of them might, of which
+    `simulated` candidates were; of `groups_left` groups not all cuts were looked at. `gap` is how
+    much better any candidate of the space with any cut could still be.
+    """
+
+    groups: int
+    cuts: int
+    simulated: int
+    groups_left: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchReport:
     """What was looked at. `gap` is how much better an unseen candidate could still be.
 
+    It is of stages cut as evenly as they can be; `cuts` says of others, None where nothing does.
     `space` = `bound_pruned` + `memory_pruned` + `simulated` + `left`, which a limit of time kept
     from being looked at. `space_per_knob` is the number of distinct values of each knob.
     """
@@ -56,6 +73,7 @@ class SearchReport:
     seconds: float
     gap: float
     left: int = 0
+    cuts: CutReport | None = None
 
     @property
     def optimal(self) -> bool:
@@ -84,10 +102,13 @@ def best_first(
     limit_ns: int | None = None,
     time_limit_s: float | None = None,
     most_opened: int | None = None,
+    is_spent: Callable[[], bool] | None = None,
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Outcome[T]:
     """Opens branches until the best is proven, or the time limit or `most_opened` is reached.
+
+    Or until `is_spent` says that enough was done.
 
     `known` are candidates of the space whose times are known: the answer is no worse. With
     `limit_ns` only shorter times are looked for.
@@ -105,6 +126,8 @@ def best_first(
     while heap and (best is None or heap[0][0] < best):
         timed_out = time_limit_s is not None and clock() - start > time_limit_s
         if (timed_out and best is not None) or (most_opened is not None and opened >= most_opened):
+            break
+        if is_spent is not None and is_spent():
             break
         result = heapq.heappop(heap)[3].open()
         opened += 1

@@ -95,20 +95,67 @@ def test_spaces_of_few_rows(toys, fix):
 
 
 def test_no_cut_of_a_chain_takes_less_than_the_bound_of_all_cuts(toys):
-    """Every cut of seven units into two and three stages, 1F1B, without what messages cost."""
-    problem = toys.problem(toys.graph(layers=5), toys.cluster(devices=3), global_batch=6)
-    scorer, fix = Scorer(problem), {"schedule": "1F1B", "dp_shard": 1, "dp_replicate": 1, "tp": 1}
-    space = Space(problem, fix)
-    bounds_ns = GroupBounds(scorer, space).any_cut_ns
-    checked = 0
-    for row, bound in enumerate(bounds_ns.tolist()):
-        base = space.group(row).base
-        if base.pp == 1 or base.recompute_blocks:
-            continue
-        path = scorer.bounds.stage_path(base)
-        assert bound <= path.longest_ns(base.num_microbatches(6))
-        for inner in combinations(range(2, 6), base.pp - 1):
-            cuts = tuple(pairwise((0, *inner, 7)))
-            assert bound <= scorer.step_time_ns(base, cuts)
-            checked += 1
-    assert checked > 50
+    """Every cut of seven units, each of a group's candidates that fits simulated."""
+    rng, checked, raised = random.Random(2), 0, 0
+    for _ in range(12):
+        problem = random_problem(toys, rng)
+        scorer = Scorer(problem)
+        space = Space(problem, {"dp_shard": 1, "offload": "none", "recompute": "none"})
+        rows = np.flatnonzero(space.table.pp > 1)
+        bounds = GroupBounds(scorer, space)
+        limits = np.full(len(rows), 1 << 60)
+        bounds_ns = bounds.any_cut(rows, space.table.recompute_blocks[rows], limits)
+        raised += int((bounds_ns > bounds.even_ns[rows]).sum())
+        for row, bound in zip(rows.tolist(), bounds_ns.tolist(), strict=True):
+            if rng.random() > 0.5:
+                continue
+            for candidate in space.members(space.group(row)):
+                for cuts in every_cut(problem.graph, candidate):
+                    if scorer.memory.fits(candidate, cuts):
+                        assert bound <= scorer.step_time_ns(candidate, cuts), candidate
+                        checked += 1
+    assert checked > 300 and raised > 100
+
+
+def every_cut(graph, candidate):
+    edges, stages = graph.edges, candidate.pp * candidate.stages_per_rank
+    for inner in combinations(edges[1:-1], stages - 1):
+        yield tuple(pairwise((0, *inner, edges[-1])))
+
+
+def test_the_cuts_that_may_beat_a_time_are_all_that_do(toys):
+    """Their paths are those in Python; what is left out holds too much for every member."""
+    rng, listed, ruled_out = random.Random(3), 0, 0
+    for _ in range(8):
+        problem = random_problem(toys, rng)
+        scorer, space = Scorer(problem), Space(problem, {"offload": "none", "tp": 1})
+        bounds, batch = GroupBounds(scorer, space), problem.training.global_batch
+        for row in np.flatnonzero(space.table.pp > 1).tolist():
+            again = rng.choice(list(space.blocks_run_again(row)))
+            group = space.group(row, again)
+            count = group.base.num_microbatches(batch)
+            even = scorer.bounds.stage_path(group.base).longest_ns(count)
+            limit = even + rng.randint(-even // 20, even // 5)
+            found, steps = bounds.cuts_below(row, again, limit, 5000, 100_000)
+            paths = {cuts: path_ns for path_ns, cuts in found}
+            assert len(paths) == len(found) and steps > 0
+            for cuts in every_cut(problem.graph, group.base):
+                path_ns = scorer.bounds.path_of(group.base, cuts).longest_ns(count)
+                if cuts in paths:
+                    assert path_ns <= paths[cuts] < limit
+                    listed += 1
+                elif path_ns < limit and rng.random() < 0.1:
+                    ruled_out += 1
+                    for candidate in space.members(group):
+                        slow = scorer.step_time_ns(candidate, cuts) >= limit
+                        assert slow or not scorer.memory.fits(candidate, cuts), (candidate, cuts)
+    assert listed > 300 and ruled_out > 10
+
+
+def test_too_many_cuts_are_not_listed(toys):
+    problem = toys.problem(toys.graph(layers=6), toys.cluster(devices=3))
+    bounds = GroupBounds(Scorer(problem), Space(problem, {"pp": 3, "schedule": "1F1B"}))
+    found, steps = bounds.cuts_below(0, 0, 1 << 60, 100, 10_000)
+    assert len(found) == 10  # 6 blocks into 3 runs
+    assert bounds.cuts_below(0, 0, 1 << 60, 9, 10_000)[0] is None
+    assert bounds.cuts_below(0, 0, 1 << 60, 100, steps - 1)[0] is None
