@@ -159,6 +159,7 @@ def test_what_plain_torch_cannot_be_told_is_refused(
         "computes 3 fused outputs": tiny_plan("fused", tp=2),
         "divides the sequence": tiny_plan("sequence", tp=2, sequence_parallel=True),
         "float16 needs a loss scale": tiny_plan("half", precision="float16"),
+        "pipelines flush every step": tiny_plan("overlaps", pp=2, schedule="PipeDream2BW"),
         "is for pp=tp=1": tiny_plan("near-pp", pp=2, dp_shard=4, reshard_ranks=2),
     }
     for message, path in refused.items():
