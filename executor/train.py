@@ -170,7 +170,8 @@ def _time_replicas(compiled: ParallelModel, record: RankRecord, rank: Rank) -> N
     if (nodes := rank.hosts(ranks)) > 1:
         for work, samples in measure_replicas(ranks, nodes, group).items():
             record.samples.setdefault(work, []).extend(samples)
-        record.samples.update(measure_codecs(group))
+        for kernel, times in measure_codecs(group).items():
+            record.samples[kernel] = times
 
 
 def _note_traffic(traffic: dict[Kind, Moved], record: RankRecord, progress: Progress) -> None:
