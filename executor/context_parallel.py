@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn as nn
 
 from claw_plan.executor.mesh import Mesh
@@ -18,7 +20,9 @@ from claw_plan.executor.stages import Stage
 from claw_plan.executor.torch_private import tree_map
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.context_parallel import divide_context, whole_loss
+from claw_plan.planner.context_parallel_division import SequenceDivision
 from claw_plan.planner.context_parallel_ranks import ContextGroup
+from claw_plan.planner.errors import PlanError
 from claw_plan.planner.head_shard import HeadShard, Layout
 
 
@@ -37,10 +41,27 @@ def hold_part(
     for module in modules:
         _open_around_hooks(module)
     ranks = ContextGroup(mesh.group("cp"))
-    divide_context(stage.model, modules, knobs.cp_comm_type, ranks, drawing=drawing)
+    divided = divide_context(stage.model, modules, knobs.cp_comm_type, ranks, drawing=drawing)
+    stage.takes = partial(_held, divided.division)
     stage.register_forward_hook(
         lambda module, args, loss: whole_loss(loss, knobs.cp), prepend=True
     )
+
+
+def _held(
+    division: SequenceDivision, received: torch.Tensor, recorded: torch.Tensor
+) -> torch.Tensor:
+    """What another stage sent, divided where it is smaller than in the recorded model."""
+    if received.shape == recorded.shape:
+        return received
+    sizes = zip(received.shape, recorded.shape, strict=True)
+    smaller = [dim for dim, (own, whole) in enumerate(sizes) if own != whole]
+    if len(smaller) > 1 or smaller[0] == 0:
+        raise PlanError(
+            f"cp={division.degree}: a stage is sent {list(received.shape)} of a hidden state of "
+            f"{list(recorded.shape)}, whose sequence is no dimension of its own; use pp=1"
+        )
+    return division.held(received, smaller[0])
 
 
 def _open_around_hooks(module: nn.Module) -> None:

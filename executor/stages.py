@@ -23,9 +23,14 @@ import torch.nn as nn
 
 from claw_plan.executor.recording import Recording
 from claw_plan.executor.torch_private import tree_leaves, tree_map, tree_map_only
+from claw_plan.planner.head_shard import opened
 
 LossOf = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 """Calls the model on a batch and answers with the loss."""
+
+
+Takes = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""What a stage makes of a tensor that it receives, given the same one of the recorded model."""
 
 
 class _StageDone(BaseException):
@@ -102,6 +107,7 @@ class Stage(nn.Module):
         self._exit: tuple[str, ...] = ()
         self._received: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
+        self.takes: Takes = lambda received, recorded: received
         if recording is not None:
             self._cut(recording, *span)
 
@@ -136,14 +142,20 @@ class Stage(nn.Module):
         self, name: str, module: nn.Module, args: Any, output: Any, *, is_changed: bool
     ) -> Any:
         passed = self._received.get(name, output)
-        self._values[name] = _in_own_containers(passed)
+        self._values[name] = tree_map_only(torch.Tensor, opened, passed)
         # What the model changes in place must be sent on as it was, and may not be a leaf.
         return tree_map_only(torch.Tensor, torch.clone, passed) if is_changed else passed
+
+    def _take(self, received: Any, recorded: Any) -> Any:
+        return self.takes(received, recorded) if isinstance(received, torch.Tensor) else received
 
     def forward(self, *received: torch.Tensor, **batch: torch.Tensor) -> Any:
         """Takes what the stage before sent, and the model's own inputs by name."""
         if self._recording is not None:
-            self._received.update(self._recording.unpack(self._entry, received))
+            taken = self._recording.unpack(self._entry, received)
+            for name, value in taken.items():
+                recorded = self._recording.outputs[name]
+                self._received[name] = tree_map(self._take, value, recorded)
         try:
             return self._loss_of(self.model, batch)
         except _StageDone:

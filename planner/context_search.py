@@ -61,6 +61,7 @@ class ContextSearch:
     objective: Objective | None = None
     codecs: Sequence[str] = ()
     refused: list[str] = field(default_factory=list)
+    looked_at: int = 0
 
     def search(self, scorer: Scorer, found: Searched) -> tuple[Scorer, Searched]:
         """The best with shared sequences and its scorer, where it is better than what was found.
@@ -71,13 +72,28 @@ class ContextSearch:
             return self._other_kind(scorer, found)
         if "cp" in self.fix or not self._may_gain(scorer.problem, found):
             return scorer, found
+        tried: list[int] = []
         for degree in self._degrees(scorer.problem):
-            tried = self._better(scorer, found, degree)
-            if tried is not None:
-                scorer, found = tried
+            better = self._better(scorer, found, degree)
+            tried.append(degree)
+            if better is not None:
+                scorer, found = better
             elif found.ranked:
                 break
-        return scorer, found
+        return scorer, replace(found, said=(*found.said, *self._said(scorer.problem, tried)))
+
+    def _said(self, problem: Problem, tried: Sequence[int]) -> Iterator[str]:
+        """What was looked at, for people."""
+        degrees = ", ".join(map(str, tried))
+        if self.refused and not self.looked_at:
+            yield f"context parallelism: {self.refused[0]}"
+        elif problem.graph.cp > 1:
+            yield (
+                f"context parallelism: cp={degrees} were looked at, each with its own proof; "
+                "pp and tp beside it are outside of it"
+            )
+        elif tried:
+            yield f"context parallelism: no way with cp={degrees} is better"
 
     def _other_kind(self, scorer: Scorer, found: Searched) -> tuple[Scorer, Searched]:
         if "cp_comm_type" in self.fix:
@@ -100,7 +116,7 @@ class ContextSearch:
 
     def _degrees(self, problem: Problem) -> Iterator[int]:
         """Powers of two that divide the sequence into chunks."""
-        length, cp = problem.graph.seq_len or 0, 2
+        length, cp = problem.graph.seq_len or 1, 2
         while cp <= problem.cluster.num_devices and length % (PIECES[ALL_GATHER] * cp) == 0:
             yield cp
             cp *= 2
@@ -123,6 +139,7 @@ class ContextSearch:
             except PlanError as error:
                 self.refused.append(str(error))
                 continue
+            self.looked_at += 1
             known = found if best is None else best[1]
             other = self._search(problem, known)
             is_first = other[1].ranked and not known.ranked

@@ -37,7 +37,7 @@ class Searched:
     `looked_at` holds those that fit and were only played on idle links, closest first,
     `pruned` holds the candidates that memory ruled out with their cuts, `pruned_rows` the groups
     that it ruled out whole, `times_ns` the simulated times by candidate. `closer` counts what
-    `search_closer` looked at beyond the space.
+    `search_closer` looked at beyond the space, `said` is what to tell of other searches beside it.
     """
 
     ranked: tuple[Choice, ...]
@@ -49,6 +49,7 @@ class Searched:
     pruned: list[Choice] = field(repr=False)
     pruned_rows: list[int] = field(repr=False)
     closer: SearchReport | None = None
+    said: tuple[str, ...] = ()
 
 
 class _Searcher:

@@ -56,6 +56,11 @@ COMPOSITIONS: tuple[Composition, ...] = (
     _composition("cp", f"{_CONTEXT}::cp"),
     _composition("dp_shard cp", f"{_CONTEXT}::dp_shard_cp"),
     _composition("dp_replicate cp", f"{_CONTEXT}::dp_replicate_cp"),
+    Composition(
+        axes=frozenset({"pp", "cp"}),
+        schedules=frozenset({"1F1B", "GPipe"}),
+        proven_by=f"{_CONTEXT}::pp_cp",
+    ),
     _composition("dp_replicate ep", f"{_EXPERTS}::dp_replicate_ep"),
     _composition("dp_shard ep", f"{_EXPERTS}::dp_shard_ep"),
     _composition("dp_replicate dp_shard ep", f"{_EXPERTS}::hsdp_ep"),
@@ -63,6 +68,10 @@ COMPOSITIONS: tuple[Composition, ...] = (
     _composition("dp_shard tp ep", f"{_EXPERTS}::dp_shard_tp_ep"),
     _composition("pp dp_replicate ep", f"{_EXPERTS}::pp_dp_replicate_ep"),
     _composition("pp dp_shard ep", f"{_EXPERTS}::pp_dp_shard_ep"),
+    _composition("pp dp_replicate tp ep", f"{_EXPERTS}::pp_dp_replicate_tp_ep"),
+    _composition("pp dp_shard tp ep", f"{_EXPERTS}::pp_dp_shard_tp_ep"),
+    _composition("pp dp_replicate dp_shard ep", f"{_EXPERTS}::pp_hsdp_ep"),
+    _composition("dp_replicate dp_shard tp ep", f"{_EXPERTS}::hsdp_tp_ep"),
 )
 
 _EXCHANGE = "tests/executor/test_replica_exchange.py"

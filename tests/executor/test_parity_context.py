@@ -44,6 +44,13 @@ PROOFS: dict[str, tuple[dict[str, int], list[dict[str, Any]]]] = {
         {"dp_replicate": 2, "cp": 2},
         [ZERO1, CLIP | HALF | PAIRS, HEADS | MIXED, HEADS | OFFLOAD | CLIP | ZERO2],
     ),
+    "pp_cp": (
+        {"pp": 2, "cp": 2},
+        [
+            *({}, ZERO1 | {"schedule": "GPipe"} | FULL, HEADS | CLIP, HEADS | HALF | PAIRS),
+            *({"cuts": [1]}, HEADS | MIXED | PP_INSIDE),
+        ],
+    ),
 }
 """Name -> (degrees, the ways of running them)."""
 

@@ -104,8 +104,8 @@ def test_pinned_it_is_planned_written_and_scored_again(tmp_path: Path, kind: str
 def test_a_pinned_degree_that_the_model_has_not_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"--fix cp=8: .*a sequence of 24 does not divide into 2"):
         make_plan(request(tmp_path, length=24, global_batch=8, fix={"cp": 8}))
-    with pytest.raises(PlanError, match=r"cp x pp: no test proves"):
-        make_plan(request(tmp_path, global_batch=8, fix={"cp": 2, "pp": 2}))
+    with pytest.raises(PlanError, match=r"cp x tp: no test proves"):
+        make_plan(request(tmp_path, global_batch=8, fix={"cp": 2, "tp": 2}))
 
 
 @pytest.mark.slow
