@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from claw_plan.executor.ranks import Rank
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.expert_parallel import find_experts
+from claw_plan.planner.expert_tensor_parallel import tensor_rule, with_inner_size
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.plan import Plan, candidate_mapping, save_plan
 from claw_plan.planner.schedules import rank_of_stage
@@ -36,6 +38,13 @@ def found_rules(model: Path, blocks: list[str], **naming: str | None) -> list[di
     found = [(f"{pattern}.{rule.module}".rstrip("."), rule) for rule in finding.rules]
     vocabulary = find_vocabulary(module, blocks, forward, finding.tp_divides)
     found += [(rule.module, rule) for rule in vocabulary.rules]
+    experts = find_experts(module, blocks, forward, 2)
+    for block, rules in experts.rules.items():
+        for rule in rules:
+            name = f"{block}.{rule.module}"
+            held, call = module.get_submodule(name), experts.calls[name]
+            divided = with_inner_size(rule, held, call, finding.tp_divides)
+            found += [(name, tensor_rule(divided))] if divided.inner else []
     return [
         {
             "modules": modules,
