@@ -25,7 +25,7 @@ from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.units import format_bytes
 
 UNSIMULATED = {
-    "cp": "context parallelism is not simulated for traced models",
+    "cp": "context parallelism is not simulated for a baseline (--fix cp plans with it)",
     "ep": "expert parallelism is not simulated for traced models",
 }
 """Axes whose traffic a traced graph does not have."""

@@ -89,8 +89,8 @@ class ContextSearch:
             yield f"context parallelism: {self.refused[0]}"
         elif problem.graph.cp > 1:
             yield (
-                f"context parallelism: cp={degrees} were looked at, each with its own proof; "
-                "pp and tp beside it are outside of it"
+                f"context parallelism: cp={degrees} were looked at, each with a proof of its own; "
+                "other degrees were not"
             )
         elif tried:
             yield f"context parallelism: no way with cp={degrees} is better"
