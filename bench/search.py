@@ -3,7 +3,8 @@
 Three parts:
 
 - scale: whole commands (start of Python, imports and trace included), their time and memory;
-- brute: random small problems, the answer against every candidate simulated;
+- brute: random small problems, the answer against every candidate simulated, with its evenest
+  cut and, of those with a pipeline, with every cut;
 - outside: problems whose answer is held against random valid plans, half of them outside the
   space that is searched (stages cut anywhere, schedules with stages and recompute that are only
   offered by --fix, other numbers of blocks run again or gathered together, other bucket sizes).
@@ -24,11 +25,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
+from claw_plan.planner.cut_search import search_cuts
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.group_opener import may_be_cut_otherwise
 from claw_plan.planner.members import ORDERS, divisors
@@ -37,7 +39,7 @@ from claw_plan.planner.model_source import load_model
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.search_space import search_space
+from claw_plan.planner.search_space import Searched, search_space
 from claw_plan.planner.space import Space
 from claw_plan.planner.stage_path import Cuts
 from claw_plan.planner.supported import ALGORITHMS, OFFLOAD, RECOMPUTE, refusal
@@ -187,27 +189,48 @@ def cut_that_fits(scorer: Scorer, candidate: Candidate) -> Cuts | None:
     return path.cuts if path is not None else None
 
 
+def all_cuts(scorer: Scorer, candidate: Candidate) -> Iterator[Cuts]:
+    """Every cut with which the candidate fits."""
+    edges = scorer.problem.graph.edges
+    for inner in combinations(edges[1:-1], candidate.pp * candidate.stages_per_rank - 1):
+        cuts = tuple(pairwise((0, *inner, edges[-1])))
+        if scorer.memory.fits(candidate, cuts):
+            yield cuts
+
+
 def brute_rows(problems: int) -> Iterator[str]:
-    """Every candidate of each problem simulated."""
-    rng, equal, simulated, infeasible = random.Random(1), 0, 0, 0
+    """Every candidate of each problem simulated, with its evenest cut and with all cuts."""
+    rng, equal, of_all, better, simulated, infeasible = random.Random(1), 0, 0, 0, 0, 0
     for _ in range(problems):
         problem = random_problem(rng, (4, 6, 8))
         scorer, space = Scorer(problem), Space(problem, random_fix(rng, problem), CODECS)
-        best: int | None = None
+        even_ns: list[int] = []
+        any_ns: list[int] = []
         for group in space.groups():
             for candidate in space.members(group):
-                cuts = cut_that_fits(scorer, candidate)
-                if cuts is not None:
+                own = cut_that_fits(scorer, candidate)
+                for cuts in {own, *all_cuts(scorer, candidate)} - {None}:
                     simulated += 1
-                    time_ns = scorer.step_time_ns(candidate, cuts)
-                    best = time_ns if best is None else min(best, time_ns)
-        found = search_space(scorer, space)
-        answer = found.times_ns[found.ranked[0][0]] if found.ranked else None
-        equal += answer == best
-        infeasible += best is None
-    yield "| random problems | equal to brute force | nothing fits | candidates simulated |"
-    yield "|---|---|---|---|"
-    yield f"| {problems} | {equal} | {infeasible} | {simulated:,} |"
+                    any_ns.append(scorer.step_time_ns(candidate, cuts))
+                    if cuts == own:
+                        even_ns.append(any_ns[-1])
+        even = search_space(scorer, space)
+        found = search_cuts(scorer, even)
+        equal += answer_of(even) == min(even_ns, default=None)
+        of_all += answer_of(found) == min(any_ns, default=None)
+        better += min(any_ns, default=0) < min(even_ns, default=0)
+        infeasible += not any_ns
+    yield (
+        "| random problems | equal to brute force | equal with all cuts | another cut is better | "
+        "nothing fits | steps simulated |"
+    )
+    yield "|---|---|---|---|---|---|"
+    yield f"| {problems} | {equal} | {of_all} | {better} | {infeasible} | {simulated:,} |"
+
+
+def answer_of(found: Searched) -> int | None:
+    """The best step time; None where nothing fits."""
+    return found.times_ns[found.ranked[0][0]] if found.ranked else None
 
 
 def random_fix(rng: random.Random, problem: Problem) -> dict[str, Any]:
@@ -279,7 +302,7 @@ def outside_rows(problems: int, plans: int) -> Iterator[str]:
     for index in range(problems):
         problem = random_problem(rng, (8, 12, 16))
         scorer, space = Scorer(problem), Space(problem, {})
-        found = search_space(scorer, space)
+        found = search_cuts(scorer, search_space(scorer, space))
         if not found.ranked:
             yield f"| {index} | nothing fits | - | - | - | - |"
             continue
