@@ -39,13 +39,13 @@ def counted_here(
         copied_over = {"dp_replicate"}
         if not isinstance(parameter, DTensor):
             copied_over |= set(mesh.state_axes) - {"dp_replicate"}
-        is_expert = experts is not None and name in experts.parameters
-        if is_expert:
+        shared = experts if experts is not None and name in experts.parameters else None
+        if shared is not None:
             copied_over = set()
         if not is_divided(name):
             copied_over.add("tp")
         is_first = all(mesh.index(axis) == 0 for axis in copied_over)
-        is_first = is_first and (not is_expert or experts.counts_here())
+        is_first = is_first and (shared is None or shared.counts_here())
         is_first = is_first and (tied is None or tied.is_first_holder(name))
         if parameter.requires_grad and is_first:
             counted.append(parameter)

@@ -87,7 +87,7 @@ def _put_inside(module: nn.Module, spread: Spread) -> None:
     if isinstance(divided, DividedExperts):
         spread.own, divided.own = divided.own, spread
     else:
-        module.forward = spread  # type: ignore[method-assign]
+        module.forward = spread
 
 
 def _divided(
@@ -129,12 +129,13 @@ class Spread:
         order = chosen.argsort(stable=True)
         here, counts = self._exchanged_counts(chosen)
         rows = hidden.reshape(-1, size)[order // top_k]
-        arrived = _Travel.apply(rows, self._group, counts.sent, counts.received)
+        arrived = _travel(rows, self._group, counts.sent, counts.received)
         made = self._made(call, arrived, here, weights.dtype)
-        back = _Travel.apply(made, self._group, counts.received, counts.sent)
+        back = _travel(made, self._group, counts.received, counts.sent)
         shape = (*hidden.shape[:-1], top_k)
         of_token = back[order.argsort()].view(*shape, size) * weights.reshape(*shape, 1)
-        return of_token.sum(-2).to(hidden.dtype)  # no view: fully_shard hooks on to it
+        summed = of_token.sum(-2)  # no view: fully_shard hooks on to it
+        return summed.to(hidden.dtype)
 
     def _exchanged_counts(self, chosen: torch.Tensor) -> tuple[torch.Tensor, _Counts]:
         """For each row that will arrive the own expert it is for; how many rows go where."""
@@ -166,7 +167,8 @@ class Spread:
             made = call.again(self.own, arrived, here[:, None], ones)
         if made.requires_grad and (arrived.shape[0] or self._is_list):
             return made
-        return _Reached.apply(made, *self._module.parameters())  # type: ignore[no-any-return]
+        reached: torch.Tensor = _Reached.apply(made, *self._module.parameters())  # type: ignore[no-untyped-call]
+        return reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +191,16 @@ class _Travel(torch.autograd.Function):
         return _travelled(rows, group, sent, received)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         [gradient] = gradients
         return _travelled(gradient, ctx.group, ctx.received, ctx.sent), None, None, None
+
+
+def _travel(
+    rows: torch.Tensor, group: dist.ProcessGroup, sent: list[int], received: list[int]
+) -> torch.Tensor:
+    arrived: torch.Tensor = _Travel.apply(rows, group, sent, received)  # type: ignore[no-untyped-call]
+    return arrived
 
 
 def _travelled(
@@ -211,7 +220,7 @@ class _Reached(torch.autograd.Function):
         return made.view_as(made)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return gradients[0], *(torch.zeros_like(parameter) for parameter in ctx.like)
 
 

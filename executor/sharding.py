@@ -49,14 +49,16 @@ def shard_stage(
     )
     knobs = plan.knobs()
     left_out = {parameter for parameter in stage.parameters() if stays_whole(parameter)}
-    for module in experts.modules.values() if experts is not None else ():
-        fully_shard(
-            module,
-            mesh=experts.data_mesh,
-            # Weights of the experts may be of a higher precision than hidden states.
-            mp_policy=replace(policy, cast_forward_inputs=False),
-            reshard_after_forward=knobs.zero == 3,
-        )
+    if experts is not None:
+        # Weights of the experts may be of a higher precision than hidden states.
+        own = replace(policy, cast_forward_inputs=False)
+        for module in experts.modules.values():
+            fully_shard(
+                module,
+                mesh=experts.data_mesh,
+                mp_policy=own,
+                reshard_after_forward=knobs.zero == 3,
+            )
     for names in batched(blocks, knobs.blocks_per_group):
         modules = [stage.model.get_submodule(name) for name in names]
         fully_shard(

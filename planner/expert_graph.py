@@ -121,11 +121,10 @@ def _travelling(cost: UnitCost, rule: ExpertRule, dtype: str) -> UnitCost:
         again = max(inside[-1] + added, again + added if again > inside[-1] else 0)
     inside = [place for place, item in enumerate(cost.backward) if _is_of(item, rule)]
     back, there = _exchange(rows, rule), _exchange(rows, rule)
-    ways = (*moves[1:], back), (there, moves[0])
     return replace(
         cost,
         forward=forward,
-        backward=_around(cost.backward, inside, *ways),
+        backward=_around(cost.backward, inside, (*moves[1:], back), (there, moves[0])),
         saved_bytes=cost.saved_bytes + rows,
         forward_peak_bytes=cost.forward_peak_bytes + rows + rows,
         backward_peak_bytes=cost.backward_peak_bytes + rows + rows,

@@ -55,7 +55,7 @@ class ExpertCall:
     @classmethod
     def read(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExpertCall | None:
         """The call, or None if it is no call of experts."""
-        places: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        places: dict[int | str, Any] = dict([*enumerate(args), *kwargs.items()])
         tensors = {at: value for at, value in places.items() if isinstance(value, torch.Tensor)}
         whole = [at for at, value in tensors.items() if value.dtype in (torch.int64, torch.int32)]
         if len(tensors) != 3 or len(whole) != 1:
@@ -330,7 +330,7 @@ def _copy(module: nn.Module, sizes: Mapping[int, int]) -> nn.Module:
 
 def _random(weight: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
     shape = [sizes.get(size, size) for size in weight.shape]
-    return torch.randn(shape) / shape[-1] ** 0.5
+    return torch.randn(shape) * torch.tensor(shape[-1]).rsqrt()
 
 
 def _agrees(tried: nn.Module, size: int, read: ExpertCall, rule: ExpertRule) -> bool:

@@ -139,7 +139,7 @@ def divide_experts(
                 for other in applied.sequence_parallel_parameters
                 if not other.startswith(f"{name}.")
             )
-            module.forward = DividedExperts(module, applied.ranks, name, sequence_parallel)  # type: ignore[method-assign]
+            module.forward = DividedExperts(module, applied.ranks, name, sequence_parallel)
             applied.undo.append(partial(module.__delattr__, "forward"))
 
 
