@@ -75,6 +75,8 @@ TINY: dict[int, list[dict[str, Any]]] = {
         {"pp": 4} | CLIP,
         CP | SHARD | CLIP,
         CP | REPLICATE | HEADS | {"zero": 2},
+        CP | PP | FULL | CLIP,
+        CP | PP | HEADS | {"zero": 1} | PAIRS,
         NEAR | MIXED,
         NEAR | PAIRS | TOGETHER | FIRST,
         PP | SHARD | TOGETHER | FIRST,
