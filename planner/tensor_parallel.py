@@ -74,18 +74,14 @@ class TensorParallelModel:
 
     def local_slice(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole parameter; the whole itself where it is not divided."""
-        how = self.sharded.get(name)
-        return (
-            whole if how is None else local_slice(whole, how, self.ranks.degree, self.ranks.rank)
-        )
+        how, ranks = self.sharded.get(name), self.ranks
+        return whole if how is None else local_slice(whole, how, ranks.degree, ranks.rank)
 
     def full_parameter(self, name: str, shards: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole parameter (or gradient) from the local ones of all ranks, in rank order."""
         how = self.sharded.get(name)
-        if how is None:
-            return shards[0]
-        joined = join_piecewise(shards, how.dim, parts=how.parts)
-        return joined if how.order is None else how.order.restore(joined, how.dim)
+        whole = shards[0] if how is None else join_piecewise(shards, how.dim, parts=how.parts)
+        return whole if how is None or how.order is None else how.order.restore(whole, how.dim)
 
     def remove(self) -> None:
         """Puts the model's own forwards and whole parameters back."""
@@ -98,9 +94,8 @@ def local_slice(
     whole: torch.Tensor, how: ShardedParameter, degree: int, rank: int
 ) -> torch.Tensor:
     """A rank's part of a whole parameter, its gradient or its optimizer state."""
-    if how.order is not None:
-        whole = how.order.select(whole, how.dim)
-    return slice_piecewise(whole, how.dim, parts=how.parts, degree=degree, rank=rank)
+    ordered = whole if how.order is None else how.order.select(whole, how.dim)
+    return slice_piecewise(ordered, how.dim, parts=how.parts, degree=degree, rank=rank)
 
 
 def apply_rules(

@@ -125,9 +125,9 @@ def read_counts(path: Path) -> Counts:
             f"--token-frequencies {path}: one count for each token id, but got an array of "
             f"{counts.dtype} in the shape {list(counts.shape)}"
         )
-    counts = counts.astype(np.float64)
-    wrong = np.flatnonzero(~(np.isfinite(counts) & (counts >= 0)))
-    if wrong.size or not counts.sum():
-        what = f"{counts[wrong[0]]:g} for token {wrong[0]}" if wrong.size else "zeros only"
+    numbers: Counts = counts.astype(np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    if wrong.size or not numbers.sum():
+        what = f"{numbers[wrong[0]]:g} for token {wrong[0]}" if wrong.size else "zeros only"
         raise PlanError(f"--token-frequencies {path}: counts are 0 or more, but got {what}")
-    return counts
+    return numbers
