@@ -119,8 +119,8 @@ PLANNING_OPTIONS = (
     click.option(
         "--asynchronous",
         is_flag=True,
-        help="Lets steps of a pipeline overlap (PipeDream2BW): no bubble, but gradients of weights "
-        "one step old, which changes what is trained (docs/asynchronous.md).",
+        help="Lets steps of a pipeline overlap (PipeDream2BW): no bubble, but gradients of the "
+        "weights of one step before, which changes what is trained (docs/asynchronous.md).",
     ),
     click.option(
         "--token-frequencies",

@@ -104,7 +104,9 @@ def _same_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     own = tuple(dist.get_process_group_ranks(group))
     every = [own] * dist.get_world_size()
     dist.all_gather_object(every, own)
-    made = {ranks: dist.new_group(list(ranks)) for ranks in dict.fromkeys(every)}
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {
+        ranks: dist.new_group(list(ranks)) for ranks in dict.fromkeys(every)
+    }
     return made[own]
 
 
