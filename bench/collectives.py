@@ -26,7 +26,8 @@ from hosts import Hosts
 from switch import Port
 
 from claw_plan.executor.communication.algorithms import NAMES, NATIVE
-from claw_plan.executor.communication.checksum import checked_all_reduce, checksum
+from claw_plan.executor.communication.bucket_checks import BucketChecks
+from claw_plan.executor.communication.checksum import checksum
 from claw_plan.executor.communication.group import CollectiveGroup, create_group
 from claw_plan.executor.communication.selector import Selector
 from claw_plan.executor.communication.selector_options import SelectorOptions
@@ -158,10 +159,15 @@ def checks(group: CollectiveGroup, size: int, repeats: int) -> dict[str, float]:
     """What checksums add to an all-reduce on these links, and in processor time alone."""
     flat = torch.ones(size // 4)
     times: dict[str, list[float]] = {"plain": [], "checked": []}
-    calls = {
-        "plain": lambda: group.using("ring").all_reduce(flat),
-        "checked": lambda: checked_all_reduce(flat, group.process_group, "ring", group.nodes),
-    }
+    ring, compared = group.using("ring"), BucketChecks(group.process_group, group.device)
+
+    def checked() -> None:
+        """A step of one bucket; its sums travel beside the next."""
+        ring.all_reduce(flat, compared.exchange(0))
+        compared.arrived(0, flat)
+        compared.step_ended(1)
+
+    calls = {"plain": lambda: ring.all_reduce(flat), "checked": checked}
     for repeat in range(WARM_UPS + repeats):
         for name, call in calls.items():
             spent = slowest_ms(group, call)

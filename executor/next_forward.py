@@ -120,7 +120,7 @@ def _part(optimizer: torch.optim.Optimizer, bucket: Bucket) -> list[list[nn.Para
 
 
 class _Uses(TorchDispatchMode):
-    """Sees operators; `found` is the module that was entered last before each parameter's first."""
+    """Sees operators; `found` is the module entered last before each parameter's first."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], first: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -60,8 +60,9 @@ class Bucket:
 class Replicas(nn.Module):
     """A module whose replicas on the ranks of `group` end each backward with equal gradients.
 
-    `sizes` are numbers of trained parameters, from the module's last to its first; buckets leave in
-    that order, or as `order` says by their numbers. What a backward does not reach counts as zeros where `may_miss` says that it may be missed, and is refused
+    `sizes` are numbers of trained parameters, from the module's last to its first; buckets leave
+    in that order, or as `order` says by their numbers. What a backward does not reach counts as
+    zeros where `may_miss` says that it may be missed, and is refused
     where not. Without a `mean` it is the backend's own. Backwards under `no_sync` add up what the
     next one outside it sends.
     """
