@@ -26,7 +26,7 @@ from claw_plan.profiles.units import format_bytes
 
 UNSIMULATED = {
     "cp": "context parallelism is not simulated for a baseline (--fix cp plans with it)",
-    "ep": "expert parallelism is not simulated for traced models",
+    "ep": "expert parallelism is not simulated for a baseline (--fix ep plans with it)",
 }
 """Axes whose traffic a traced graph does not have."""
 
