@@ -28,7 +28,7 @@ class Composition:
 def _composition(axes: str, proven_by: str) -> Composition:
     names = frozenset(axes.split())
     schedules = frozenset(SCHEDULES) if "pp" in names else frozenset({"1F1B"})
-    if "pp" in names and names <= {"pp", "dp_replicate", "tp"}:
+    if names in ({"pp"}, {"pp", "tp"}, {"pp", "dp_replicate"}):
         schedules |= frozenset(ASYNCHRONOUS)
     return Composition(axes=names, schedules=schedules, proven_by=proven_by)
 
