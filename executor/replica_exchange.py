@@ -140,9 +140,9 @@ def refuse_exchange(
         return
     if options or knobs.codec == UNCODED:
         _refuse_whole(plan, options)
-    elif codec_of(knobs.codec).name in OF_MOMENTUM:
+    if codec_of(knobs.codec).name in OF_MOMENTUM:
         _refuse_momentum(plan, loaded)
-    else:
+    elif knobs.codec != UNCODED:
         _refuse_encoded(plan)
 
 
