@@ -7,6 +7,7 @@ there; all bounds are of the path through a pipeline whose messages cost nothing
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
@@ -256,23 +257,17 @@ def cuts_below(
     branch, as does what is left if it is more than all ranks have time for.
     """
     pp, stages = some.pp[row], some.pp[row] * some.stages_per_rank[row]
-    count, ends = some.microbatches[row], chain.edges.size - 1
-    total = chain.times_ns[some.times[row], WORK if some.runs_again[row] else CUT]
-    at = np.zeros(stages + 1, np.int64)
-    times, sizes = np.zeros((3, stages), np.int64), np.zeros(stages, np.int64)
-    work, soon, need = np.zeros(pp, np.int64), np.zeros(pp, np.int64), np.zeros(pp, np.int64)
-    reached, drained = np.zeros(stages + 1, np.int64), np.zeros(stages + 1, np.int64)
-    longest = np.zeros(stages, np.int64)
-    flights = np.array([flight_of(some, row, stage) for stage in range(stages)])
-    placed = np.zeros(stages, np.bool_)
+    ends, at = chain.edges.size - 1, np.zeros(stages + 1, np.int64)
+    zero = np.zeros((10, stages + 1), np.int64)
+    state = _Placed(
+        zero[0], zero[1], zero[2], zero[3], zero[4], zero[5], zero[6], zero[7], zero[8], zero[9]
+    )
+    for stage in range(stages):
+        state.flights[stage] = flight_of(some, row, stage)
     number = steps = stage = 0
     while stage >= 0:
         rank = rank_of(stage, pp, some.places_v[row])
-        if placed[stage]:
-            work[rank] -= times[0, stage] + times[1, stage]
-            soon[rank] -= times[0, stage] + times[2, stage]
-            need[rank] -= sizes[stage]
-            placed[stage] = False
+        _take_back(state, stage, rank)
         at[stage + 1] += 1
         if stage == stages - 1:
             at[stage + 1] = max(at[stage + 1], ends)
@@ -283,45 +278,99 @@ def cuts_below(
         if steps > most_steps:
             return -1, steps
         start, stop = chain.edges[at[stage]], chain.edges[at[stage + 1]]
-        times[0, stage], times[1, stage], times[2, stage] = stage_ns(
-            chain, some, row, stage, start, stop
-        )
-        sizes[stage] = flights[stage] * held_bytes(chain, some, row, start, stop)
-        sizes[stage] += always_bytes(chain, some, row, start, stop)
-        work[rank] += times[0, stage] + times[1, stage]
-        soon[rank] += times[0, stage] + times[2, stage]
-        need[rank] += sizes[stage]
-        placed[stage] = True
-        reached[stage + 1] = reached[stage] + times[0, stage]
-        drained[stage + 1] = drained[stage] + times[2 if stage else 1, stage]
-        takes = reached[rank] + max(count * work[rank], count * soon[rank] + drained[rank])
-        alone = count * (times[0, stage] + max(times[1, stage], times[2, stage]))
-        takes = max(takes, reached[stage] + alone)
-        alone = count * (times[0, stage] + times[2, stage])
-        takes = max(takes, reached[stage] + alone + drained[stage])
-        longest[stage] = max(takes, longest[stage - 1] if stage else 0)
-        if takes >= limit_ns or need[rank] > some.capacity_bytes[row]:
+        takes = _place(chain, some, row, state, stage, rank, start, stop)
+        if takes >= limit_ns or state.need[rank] > some.capacity_bytes[row]:
             at[stage + 1] = ends  # a longer stage takes and holds no less
             continue
-        left, room = total[-1] - total[stop], 0
-        for other in range(pp):
-            waits = reached[min(other, stage + 1)]
-            room += max(0, (limit_ns - 1 - waits) // count - work[other])
-        if left > room:
+        if not _have_time(chain, some, row, state, stage, stop, limit_ns - 1):
             continue
         if stage < stages - 1:
             stage += 1
             at[stage + 1] = at[stage]
             continue
-        longest[stage] = max(longest[stage], reached[stages] + drained[stages])
-        if longest[stage] >= limit_ns:
+        takes = max(takes, state.reached[stages] + state.drained[stages])
+        if takes >= limit_ns:
             continue
         if number == len(found):
             return -1, steps
         found[number, : stages + 1] = chain.edges[at]
-        found[number, stages + 1] = longest[stage]
+        found[number, stages + 1] = takes
         number += 1
     return number, steps
+
+
+class _Placed(NamedTuple):
+    """Of stages placed so far their times, sizes, and what comes before each; sums of ranks.
+
+    `longest` is the path so far, `flights` are of all stages.
+    """
+
+    forward: Int
+    backward: Int
+    early: Int
+    size: Int
+    reached: Int
+    drained: Int
+    longest: Int
+    flights: Int
+    work: Int
+    need: Int
+
+
+@compiled
+def _take_back(state: _Placed, stage: int, rank: int) -> None:
+    """Undoes the last try at a stage, if there was one."""
+    state.work[rank] -= state.forward[stage] + state.backward[stage]
+    state.need[rank] -= state.size[stage]
+    for figures in (state.forward, state.backward, state.early, state.size):
+        figures[stage] = 0
+
+
+@compiled
+def _place(
+    chain: Chain,
+    some: Pipelines,
+    row: int,
+    state: _Placed,
+    stage: int,
+    rank: int,
+    start: int,
+    stop: int,
+) -> int:
+    """Adds a stage; returns the longest path of a rank and of a stage alone so far."""
+    count, pp = some.microbatches[row], some.pp[row]
+    forward, backward, early = stage_ns(chain, some, row, stage, start, stop)
+    state.forward[stage], state.backward[stage], state.early[stage] = forward, backward, early
+    state.size[stage] = state.flights[stage] * held_bytes(chain, some, row, start, stop)
+    state.size[stage] += always_bytes(chain, some, row, start, stop)
+    state.work[rank] += forward + backward
+    state.need[rank] += state.size[stage]
+    reached, drained = state.reached[stage], state.drained[stage]
+    state.reached[stage + 1] = reached + forward
+    state.drained[stage + 1] = drained + (early if stage else backward)
+    soon = 0
+    for turn in range(some.stages_per_rank[row]):
+        other = stage_of(rank, turn, pp, some.places_v[row])
+        soon += state.forward[other] + state.early[other]
+    longest = state.longest[stage - 1] if stage else 0
+    takes = max(count * state.work[rank], count * soon + state.drained[rank])
+    longest = max(longest, state.reached[rank] + takes)
+    takes = max(count * (forward + backward), count * (forward + early) + drained)
+    state.longest[stage] = max(longest, reached + takes)
+    return int(state.longest[stage])
+
+
+@compiled
+def _have_time(
+    chain: Chain, some: Pipelines, row: int, state: _Placed, stage: int, stop: int, path_ns: int
+) -> bool:
+    """Whether all ranks together have time for the units behind the stage."""
+    total = chain.times_ns[some.times[row], WORK if some.runs_again[row] else CUT]
+    room = 0
+    for rank in range(some.pp[row]):
+        waits = state.reached[min(rank, stage + 1)]
+        room += max(0, (path_ns - waits) // some.microbatches[row] - state.work[rank])
+    return bool(total[-1] - total[stop] <= room)
 
 
 @compiled

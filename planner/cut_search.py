@@ -75,7 +75,7 @@ def search_cuts(scorer: Scorer, found: Searched, objective: Objective | None = N
         if time_ns < times_ns.get(choice[0], maxsize):
             ranked = [choice, *(known for known in ranked if known[0] != choice[0])]
             times_ns[choice[0]] = time_ns
-    ranked.sort(key=lambda choice: search.objective.value(*choice, times_ns[choice[0]]))
+    ranked.sort(key=lambda choice: search.value(choice, times_ns[choice[0]]))
     return replace(
         found,
         ranked=tuple(ranked),
@@ -101,7 +101,7 @@ class _CutSearch:
 
     def __post_init__(self) -> None:
         self.known = [
-            (self.objective.value(*choice, self.found.times_ns[choice[0]]), choice)
+            (self.value(choice, self.found.times_ns[choice[0]]), choice)
             for choice in self.found.ranked[:1]
         ]
         self.opener = GroupOpener(self.scorer, self.found.space, recuts=False)
@@ -111,6 +111,11 @@ class _CutSearch:
     def bounds(self) -> GroupBounds:
         """Of the space's groups."""
         return self.found.bounds
+
+    def value(self, choice: Choice, time_ns: int) -> int:
+        """Of a candidate whose step lasts so long."""
+        candidate, cuts = choice
+        return self.objective.value(candidate, cuts, time_ns)
 
     def list_groups(self) -> None:
         """Finds the groups, and of each that has not too many the cuts that may be better.
@@ -226,7 +231,8 @@ class _CutSearch:
     def _descend(self, choice: Choice) -> Cuts | None:
         """The cut from which no move by one is better, if it may beat the best; by bounds."""
         candidate, cuts = choice
-        least, found = self._latest_ns(candidate.num_devices), None
+        least = self._latest_ns(candidate.num_devices)
+        found: Cuts | None = None
         improved = True
         while improved:
             improved = False
