@@ -40,9 +40,14 @@ def expected(compiled: ParallelModel, name: str, key: str) -> torch.Tensor:
     if divided is not None:
         assert compiled.tensor_parallel is not None
         own = compiled.tensor_parallel.local_slice(divided, own)
+    parts, index = compiled.knobs.dp_shard, compiled.mesh.index("dp_shard")
+    if compiled.experts is not None and name in compiled.experts.parameters:
+        ep = compiled.knobs.ep
+        parts, index = max(1, parts // ep), index // ep
+        if own.ndim == 3:  # in common tensors; of a list a rank holds some modules and no others
+            own = own.chunk(ep)[compiled.mesh.data_index % ep]
     if isinstance(compiled.parameters[name], DTensor):
-        rows = own.chunk(compiled.knobs.dp_shard)
-        index = compiled.mesh.index("dp_shard")
+        rows = own.chunk(parts)
         own = rows[index] if index < len(rows) else own[:0]
     return own
 
