@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from claw_plan.planner.expert_search import search_experts
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import load_model
 from claw_plan.planner.problem import Problem, Training
@@ -93,7 +94,8 @@ def plan_published(model: Published, folder: Path) -> Found:
     try:
         problem = pose(model, path)
         scorer, space = Scorer(problem), Space(problem, {})
-        ranked = search_space(scorer, space).ranked
+        scorer, searched = search_experts(scorer, search_space(scorer, space), {})
+        ranked = searched.ranked
     except ClawPlanError as error:
         found.refusal = str(error).replace(f"{folder}/", "")
         return found
