@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.space import Space
 from claw_plan.planner.supported import refusal
@@ -33,8 +34,14 @@ def some_choices(scorer, space, rng):
                     collective="auto",
                 ),
             ):
-                if path is not None and not refusal(other):
+                if path is not None and not refusal(other) and is_bound(scorer.problem, other):
                     yield other, path
+
+
+def is_bound(problem, candidate):
+    """Codecs are, and offered by the search, where whole replicas meet during backward."""
+    meets = candidate.reduces_in_backward and kind_of(problem, candidate) == WHOLE
+    return meets or candidate.codec == "none"
 
 
 def random_problem(toys, rng):
