@@ -219,10 +219,10 @@ class _CutSearch:
             if candidate.pp > 1:
                 seeds.setdefault(order_of(candidate)[1:5], (candidate, cuts))
         for choice in list(seeds.values())[:SEEDS]:
-            cuts = self._descend(choice)
-            if cuts is not None:
+            other = self._descend(choice)
+            if other is not None:
                 self._spent += SIMULATED * self._passes(choice)
-                yield self.scorer.step_time_ns(choice[0], cuts), (choice[0], cuts)
+                yield self.scorer.step_time_ns(choice[0], other), (choice[0], other)
 
     def _passes(self, choice: Choice) -> int:
         batch = self.scorer.problem.training.global_batch
@@ -242,7 +242,7 @@ class _CutSearch:
                 bound = self._bound_ns(candidate, other, least)
                 if bound < least and self.scorer.memory.fits(candidate, other):
                     least, found, improved = bound, other, True
-            cuts = found or cuts
+            cuts = cuts if found is None else found
         return found
 
     def _bound_ns(self, candidate: Candidate, cuts: Cuts, limit_ns: int) -> int:

@@ -35,11 +35,11 @@ NEAR = {"dp_shard": 4, "reshard_ranks": 2, "microbatch_size": 1}
 
 ALONE: dict[str, list[dict[str, Any]]] = {
     "GPipe": [{}, FULL],
-    "1F1B": [{}, FULL],
+    "1F1B": [{}, FULL, {"cuts": [2]}],
     "Interleaved1F1B": [{}, FULL, {"stages_per_rank": 4}, {"stages_per_rank": 3}],
     "InterleavedZeroBubble": [
         {}, FULL, {"stages_per_rank": 1}, {"stages_per_rank": 4}, {"stages_per_rank": 3},
-        MIXED,
+        MIXED, {"stages_per_rank": 1, "cuts": [3]}, {"cuts": [2, 3, 7]},
     ],
     "ZBVZeroBubble": [{}, FULL, MIXED, {"cuts": [1, 2, 7]}],
     "DualPipeV": [{}, FULL, MIXED],
