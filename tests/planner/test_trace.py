@@ -191,7 +191,7 @@ def test_values_that_decide_need_real_tensors() -> None:
 
 
 def test_too_large_for_real_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("claw_plan.planner.trace.REAL_LIMIT_BYTES", 100)
+    monkeypatch.setattr("claw_plan.planner.fake_build.REAL_LIMIT_BYTES", 100)
     with pytest.raises(TraceError, match="too large to be traced on real tensors"):
         stack("Undecided(2)")
 
