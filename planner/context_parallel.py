@@ -3,8 +3,8 @@
 Inputs stay whole, they are small. A table that is asked for an input's tokens answers with this
 rank's part of them, as a `HeadShard` that has the shape of the whole; where no table does, the
 hidden state is divided before the first block. What follows is local but for attention
-(`context_parallel_attention`) and the loss (`context_parallel_ops`). The loss is the whole one, the
-same on all ranks, and gradients of parameters are to be averaged over them.
+(`context_parallel_attention`) and the loss (`context_parallel_ops`). The loss is the whole one,
+the same on all ranks, and gradients of parameters are to be averaged over them.
 """
 
 from __future__ import annotations
