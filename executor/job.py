@@ -40,8 +40,8 @@ class Job:
     profilers. Checkpoints go to `checkpoint_folder` (empty:
     none) every so many steps (0: at the end alone), and the newest `keep` stay (None: all);
     `resume` is the checkpoint to go on from, `init_from` what to take first weights from.
-    `selector` are the options of what chooses collective algorithms, as they were typed, None where
-    the plan does; `checks_buckets` says whether buckets of gradients have checksums.
+    `selector` are the options of what chooses collective algorithms, as they were typed, None
+    where the plan does; `checks_buckets` says whether buckets of gradients have checksums.
     `keep_blocks` says for each plan to verify how many blocks are left of its model, None: all.
     """
 

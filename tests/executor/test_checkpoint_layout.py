@@ -43,6 +43,7 @@ def held(local: torch.Tensor, whole: torch.Tensor, divided: TensorParallelModel)
         parameters={"w": local},
         whole=SimpleNamespace(shapes={"w": tuple(whole.shape)}, names={"head": "w"}),
         tensor_parallel=divided,
+        experts=None,
     )
 
 
@@ -89,6 +90,7 @@ def test_an_undivided_parameter_is_one_part() -> None:
         parameters={"w": torch.zeros(2, 3), "none": torch.zeros(0, 3)},
         whole=SimpleNamespace(shapes={"w": (2, 3), "none": (0, 3)}, names={}),
         tensor_parallel=None,
+        experts=None,
     )
     assert parts_of(plain, "w") == (whole_part((2, 3)),)  # type: ignore[arg-type]
     assert parts_of(plain, "none") == ()  # type: ignore[arg-type]
