@@ -104,7 +104,8 @@ def test_every_composition_and_schedule_is_here() -> None:
     one = {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1, "cp": 1}
     chosen = [ways for some in TINY.values() for ways in some]
     axes = {frozenset(a for a in one if ways.get(a, 1) > 1) for ways in chosen}
-    assert {known.axes for known in COMPOSITIONS} - {frozenset()} == axes
+    offered = {known.axes for known in COMPOSITIONS if "ep" not in known.axes}
+    assert offered - {frozenset()} == axes  # test_traffic_experts.py has those with ep
     assert {w.get("schedule", "1F1B") for w in [*chosen, *DEEP]} == set(SCHEDULES)
 
 
