@@ -2,8 +2,9 @@
 
 Every degree and kind has a graph of its own, for which the model is traced once more, so cp is not
 multiplied into the table of the whole space. Unpinned it is offered where nothing fits without,
-where sequences are long, or where the batch has fewer samples than there are devices: degree by
-degree upwards, as long as that gains. What is best at one degree and kind is proven for these two.
+where sequences are long, or where the batch has fewer samples than there are devices: powers of 2, all
+of them, since where memory binds 8 may fit where 2 does not. What is best at one degree and kind
+is proven for these two.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from claw_plan.planner.trace_context import trace_context
 LONG_SEQUENCE = 16_384
 """Tokens from which on cp is looked at unpinned. Llama 3 trained with it at 131,072 and without at
 8,192 (arXiv 2407.21783, table 4)."""
+
+MOST_UNPINNED = 16
+"""The largest degree that is looked at unpinned; Llama 3's at 131,072 tokens. Each costs two
+traces and searches."""
 
 
 def with_context(problem: Problem, model: LoadedModel, candidate: Candidate) -> Problem:
@@ -76,10 +81,7 @@ class ContextSearch:
         for degree in self._degrees(scorer.problem):
             better = self._better(scorer, found, degree)
             tried.append(degree)
-            if better is not None:
-                scorer, found = better
-            elif found.ranked:
-                break
+            scorer, found = better or (scorer, found)
         return scorer, replace(found, said=(*found.said, *self._said(scorer.problem, tried)))
 
     def _said(self, problem: Problem, tried: Sequence[int]) -> Iterator[str]:
@@ -117,7 +119,8 @@ class ContextSearch:
     def _degrees(self, problem: Problem) -> Iterator[int]:
         """Powers of two that divide the sequence into chunks."""
         length, cp = problem.graph.seq_len or 1, 2
-        while cp <= problem.cluster.num_devices and length % (PIECES[ALL_GATHER] * cp) == 0:
+        most = min(problem.cluster.num_devices, MOST_UNPINNED)
+        while cp <= most and length % (PIECES[ALL_GATHER] * cp) == 0:
             yield cp
             cp *= 2
 

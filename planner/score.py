@@ -141,7 +141,8 @@ class Scorer:
         peak = self.problem.device.peak_flops_per_s.get(training.precision)
         if not peak:
             return None
-        flops = sum(self.problem.graph.flops(training.global_batch))
+        graph = self.problem.graph
+        flops = graph.cp * sum(graph.flops(training.global_batch))
         return flops / (s_from_ns(step_ns) * peak * candidate.num_devices)
 
 

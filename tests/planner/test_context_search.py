@@ -98,6 +98,10 @@ def test_pinned_it_is_planned_written_and_scored_again(tmp_path: Path, kind: str
     save_plan(result.plan, tmp_path / "plan.yaml")
     again = open_planned(tmp_path / "plan.yaml").scored
     assert again.step_time_ns == result.best.step_time_ns
+    # Model flops are those of whole sequences, whatever a rank computes of them.
+    alone = make_plan(request(tmp_path, global_batch=8, fix={"cp": 1, "pp": 1, "tp": 1})).best
+    work = [s.mfu * s.step_time_ns * s.candidate.num_devices for s in (alone, result.best)]
+    assert work[0] == pytest.approx(work[1], rel=1e-6)
 
 
 @pytest.mark.slow
