@@ -2,9 +2,9 @@
 
 Every degree and kind has a graph of its own, for which the model is traced once more, so cp is not
 multiplied into the table of the whole space. Unpinned it is offered where nothing fits without,
-where sequences are long, or where the batch has fewer samples than there are devices: powers of 2, all
-of them, since where memory binds 8 may fit where 2 does not. What is best at one degree and kind
-is proven for these two.
+where sequences are long, or where the batch has fewer samples than there are devices: powers of
+two, and all of them, since 8 may fit where 2 does not. What is best at one degree and kind is
+proven for these two.
 """
 
 from __future__ import annotations
