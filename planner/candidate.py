@@ -48,9 +48,9 @@ class Candidate:
     `ep` ranks, taken from cp, dp and tp, share experts, each expert divided over `etp` of them.
     `bucket_bytes` is the size of one gradient all-reduce where dp_replicate works without
     sharding; `buckets` says instead how many parameters each holds, from the model's last to its
-    first. `bucket_order` are the numbers of these buckets in the order in which they leave; with it
-    the optimizer steps bucket by bucket inside the next forward. `mesh_order` names the axes from
-    the slowest to the fastest over the devices.
+    first. `bucket_order` are the numbers of these buckets in the order in which they leave; with
+    it the optimizer steps bucket by bucket inside the next forward. `mesh_order` names the axes
+    from the slowest to the fastest over the devices.
     """
 
     pp: int = 1

@@ -11,11 +11,12 @@ How far it goes is counted in bounds and simulations, never in seconds: the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from sys import maxsize
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,8 @@ from claw_plan.planner.objective import Objective, StepTime
 from claw_plan.planner.objective_search import Valued
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search import Branch, CutReport, best_first
-from claw_plan.planner.search_space import Searched
+from claw_plan.planner.search_space import Searched, search_closer
+from claw_plan.planner.side_by_side import side_by_side
 from claw_plan.planner.stage_path import Cuts
 
 MOST_CUTS = 2_000
@@ -60,27 +62,74 @@ SEEDS = 4
 """Plans around which boundaries are moved."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OtherCuts:
+    """What other cuts brought: times and choices, the best last; `best` was the best value."""
+
+    better: Sequence[tuple[int, Choice]]
+    report: CutReport
+    best: int
+
+
+def search_beyond(
+    scorer: Scorer, found: Searched, fix: Mapping[str, Any], objective: Objective | None = None
+) -> Searched:
+    """What the space left out: finer knobs near the best, and other cuts of all of it.
+
+    Each takes half a second where the space is large, and then they run beside each other.
+    """
+    closer = partial(search_closer, scorer, found, fix, objective)
+    if found.space.is_refined:
+        return search_cuts(scorer, closer(), objective)
+    works: list[Callable[[], Any]] = [closer, partial(other_cuts, scorer, found, objective)]
+    found, other = side_by_side(works)
+    return with_cuts(found, other, objective)
+
+
 def search_cuts(scorer: Scorer, found: Searched, objective: Objective | None = None) -> Searched:
-    """The same with other cuts. A candidate stands for its best cut among those simulated.
+    """The same with other cuts. A candidate stands for its best cut among those simulated."""
+    return with_cuts(found, other_cuts(scorer, found, objective), objective)
+
+
+def other_cuts(
+    scorer: Scorer, found: Searched, objective: Objective | None = None
+) -> OtherCuts | None:
+    """Looks for cuts better than what was found; None where that was not proven itself.
 
     Where nothing fits, another cut may; it is looked for where there are not too many groups.
     """
     if not found.report.optimal or not (found.ranked or found.space.is_refined):
-        return found
+        return None
     search = _CutSearch(scorer, found, objective or StepTime())
     search.list_groups()
     better = search.run()
+    return OtherCuts(better=better, report=search.report(len(better)), best=search.best)
+
+
+def with_cuts(
+    found: Searched, other: OtherCuts | None, objective: Objective | None = None
+) -> Searched:
+    """What was found, which may be better than when other cuts were looked for, with those."""
+    if other is None:
+        return found
     times_ns, ranked = dict(found.times_ns), list(found.ranked)
-    for time_ns, choice in better:
+    for time_ns, choice in other.better:
         if time_ns < times_ns.get(choice[0], maxsize):
             ranked = [choice, *(known for known in ranked if known[0] != choice[0])]
             times_ns[choice[0]] = time_ns
-    ranked.sort(key=lambda choice: search.value(choice, times_ns[choice[0]]))
+    values = {
+        choice: (objective or StepTime()).value(*choice, times_ns[choice[0]]) for choice in ranked
+    }
+    ranked.sort(key=values.__getitem__)
+    cuts = other.report
+    if ranked:
+        least = other.best * (1 - cuts.gap)
+        cuts = replace(cuts, gap=max(0.0, 1 - least / values[ranked[0]]))
     return replace(
         found,
         ranked=tuple(ranked),
         times_ns=times_ns,
-        report=replace(found.report, cuts=search.report(len(better))),
+        report=replace(found.report, cuts=cuts),
     )
 
 
@@ -95,6 +144,7 @@ class _CutSearch:
     cuts: int = 0
     left: int = 0
     gap: float = 0.0
+    best: int = NEVER_NS
     _spent: int = 0
     _branches: list[Branch[Choice]] = field(default_factory=list)
     _left_values: list[int] = field(default_factory=list)
@@ -202,9 +252,9 @@ class _CutSearch:
             known=known,
             is_spent=lambda: self._spent + self.opener.spent >= self.budget,
         )
-        best = outcome.ranked[0][0] if outcome.ranked else NEVER_NS
-        open_values = [value for value in self._left_values if value < best]
-        self.gap = max([outcome.gap, *(1 - value / best for value in open_values)])
+        self.best = outcome.ranked[0][0] if outcome.ranked else NEVER_NS
+        open_values = [value for value in self._left_values if value < self.best]
+        self.gap = max([outcome.gap, *(1 - value / self.best for value in open_values)])
         self.left = len(open_values) + bool(outcome.left)
         times = valued.times_ns
         return [

@@ -185,8 +185,8 @@ class Plan(_Part):
     """A whole plan. `blocks` are the units between which stages may be cut, in order.
 
     `vocabulary_rows` is the order in which tensor parallelism divides the rows of tables and
-    heads, as in 0-17,25; empty for their own. On unlike devices `mixed` says what each pipeline does;
-    candidate, schedule and stages are then those of the first pipeline's first rank.
+    heads, as in 0-17,25; empty for their own. On unlike devices `mixed` says what each pipeline
+    does; candidate, schedule and stages are then those of the first pipeline's first rank.
     """
 
     version: Literal[1]

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from claw_plan.planner.asynchronous_search import search_asynchronous, with_asynchronous
 from claw_plan.planner.baseline import Baseline, baseline_of, training_of
 from claw_plan.planner.baselines.recognise import read_setting
 from claw_plan.planner.baselines.setting import Setting
 from claw_plan.planner.bucket_choice import with_planned_buckets
-from claw_plan.planner.candidate import BUCKET_BYTES
 from claw_plan.planner.context_search import ContextSearch, pinned_context
-from claw_plan.planner.cut_search import search_cuts
+from claw_plan.planner.cut_search import search_beyond
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.expert_search import pinned_experts, search_experts
-from claw_plan.planner.explain import binds, infeasible, infeasible_message, reasons
+from claw_plan.planner.explain import binds, infeasible, reasons
 from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.objective import (
@@ -34,6 +33,7 @@ from claw_plan.planner.objective import (
 )
 from claw_plan.planner.pareto import Point, front, least_memory
 from claw_plan.planner.pinned import batch_refusal, check_pinned
+from claw_plan.planner.plain_baselines import agrees, plain_baselines
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_writer import write_plan
 from claw_plan.planner.planned import open_planned
@@ -42,9 +42,9 @@ from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.refine import SearchSettings, refine
 from claw_plan.planner.samplers import check_storage
 from claw_plan.planner.schedules import ASYNCHRONOUS
-from claw_plan.planner.score import Scored, Scorer
+from claw_plan.planner.score import Scored, Scorer, score_others
 from claw_plan.planner.search import SearchReport
-from claw_plan.planner.search_space import Choice, Searched, search_closer, search_space
+from claw_plan.planner.search_space import Choice, Searched, search_space
 from claw_plan.planner.space import Space
 from claw_plan.planner.supported import codecs_named
 from claw_plan.profiles.cluster import Cluster
@@ -160,9 +160,9 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     space = Space(problem, request.fix, codecs_named(request.codecs))
     objective = objective_of(request.objective, scorer, space, request.steps)
     say("scoring the baselines", 0.2)
-    plain = _baselines(plain_scorer, request.fix)
+    plain = plain_baselines(plain_scorer, request.fix)
     given = baseline_of(setting, plain_scorer) if setting else None
-    known = [choice for choice in plain.values() if _agrees(choice, request.fix)]
+    known = [choice for choice in plain.values() if agrees(choice, request.fix)]
     scorer, found = _search(request, posed.model, scorer, space, known, objective)
     problem = scorer.problem
     ranked = _with_given(found, given, request.fix, objective)
@@ -174,7 +174,13 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     best = scorer.score(*bucketed.choice)
     check_met(objective, best.candidate, best.step_time_ns)
     others = [*ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
-    alternatives = scorer.score_others(others)
+    compared = {name: choice for name, choice in plain.items() if not isinstance(choice, str)}
+    scored = score_others(
+        [(scorer, choice) for choice in others]
+        + [(plain_scorer, choice) for choice in compared.values()]
+    )
+    alternatives = scored[: len(others)]
+    baselines = dict(zip(compared, scored[len(others) :], strict=True))
     plan = write_plan(
         problem,
         best,
@@ -188,7 +194,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
         best=best,
         alternatives=tuple(sorted(alternatives, key=lambda scored: scored.step_time_ns)),
         baselines={
-            name: choice if isinstance(choice, str) else plain_scorer.score(*choice)
+            name: choice if isinstance(choice, str) else baselines[name]
             for name, choice in plain.items()
         },
         search=found.report,
@@ -226,8 +232,7 @@ def _search(
     found = search_space(scorer, space, known=known, **limits)
     if not found.report.space:
         raise PlanError(space.explain_empty())
-    found = search_closer(scorer, found, request.fix, other_than_time)
-    found = search_cuts(scorer, found, other_than_time)
+    found = search_beyond(scorer, found, request.fix, other_than_time)
     if request.asynchronous:
         found = with_asynchronous(scorer, found, request.fix, other_than_time)
     codecs = codecs_named(request.codecs)
@@ -255,7 +260,7 @@ def _with_given(
     if given is None or given.scored is None or not given.offered or not given.scored.fits:
         return found.ranked
     own = (given.scored.candidate, given.scored.cuts)
-    if own in found.ranked or not _agrees(own, fix):
+    if own in found.ranked or not agrees(own, fix):
         return found.ranked
     valued = [(objective.value(*c, found.times_ns[c[0]]), c) for c in found.ranked]
     worth = objective.value(*own, given.scored.step_time_ns)
@@ -350,40 +355,6 @@ def _find_profile(given: Path | None, text: str, cluster: Cluster) -> tuple[Prof
         if path.is_file():
             return load_profile(path), path.name
     return None, "catalogue"
-
-
-def _baselines(scorer: Scorer, fix: Mapping[str, Any]) -> dict[str, Choice | str]:
-    """Plain FSDP and DDP over all devices, each at its best microbatch and recompute.
-
-    DDP as it comes: its own buckets, averaged by the library.
-    """
-    devices = scorer.problem.cluster.num_devices
-    free = {knob: fix[knob] for knob in ("microbatch_size", "recompute") if knob in fix}
-    usual = {"bucket_bytes": BUCKET_BYTES, "collective": "auto"}
-    plain: dict[str, dict[str, Any]] = {
-        "FSDP": {"pp": 1, "tp": 1, "dp_replicate": 1, "dp_shard": devices},
-        "DDP": {"pp": 1, "tp": 1, "dp_shard": 1, "dp_replicate": devices, **usual},
-    }
-    return {name: _baseline(scorer, {**knobs, **free}) for name, knobs in plain.items()}
-
-
-def _baseline(scorer: Scorer, fix: Mapping[str, Any]) -> Choice | str:
-    """The best that has these knobs, or why there is none."""
-    try:
-        space = Space(scorer.problem, fix)
-    except PlanError as error:
-        return str(error)
-    found = search_space(scorer, space)
-    if found.ranked:
-        return found.ranked[0]
-    return infeasible_message(scorer, found) if found.report.space else space.explain_empty()
-
-
-def _agrees(choice: Choice | str, fix: Mapping[str, Any]) -> TypeGuard[Choice]:
-    """Whether a baseline is a candidate of the space under these pins."""
-    return not isinstance(choice, str) and all(
-        getattr(choice[0], knob) == value for knob, value in fix.items()
-    )
 
 
 def simulate_plan(path: Path, profile: Path | None = None) -> Scored:

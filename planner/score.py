@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
 
 from claw_plan.planner.bound import Bounds
 from claw_plan.planner.candidate import Candidate
@@ -14,7 +12,7 @@ from claw_plan.planner.memory import MemoryModel, StageMemory
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.planner.shards import ShardSizes
-from claw_plan.planner.side_by_side import side_by_side
+from claw_plan.planner.side_by_side import in_halves
 from claw_plan.planner.stage_path import Cuts
 from claw_plan.planner.steady_state import steady_step
 from claw_plan.profiles.units import s_from_ns
@@ -124,18 +122,6 @@ class Scorer:
             timeline=timeline,
         )
 
-    def score_others(self, choices: Sequence[tuple[Candidate, Cuts]]) -> list[Scored]:
-        """Candidates without their timelines, on two cores where there are and it takes long."""
-
-        def lean(some: Sequence[tuple[Candidate, Cuts]]) -> list[Scored]:
-            return [replace(self.score(*choice), timeline=None) for choice in some]
-
-        batch = self.problem.training.global_batch
-        passes = sum(c.pp * c.stages_per_rank * c.num_microbatches(batch) for c, _ in choices)
-        half = len(choices) // 2 if passes >= WORTH_A_PROCESS else len(choices)
-        parts = [part for part in (choices[:half], choices[half:]) if part]
-        return [*chain.from_iterable(side_by_side([partial(lean, part) for part in parts]))]
-
     def _mfu(self, candidate: Candidate, step_ns: int) -> float | None:
         training = self.problem.training
         peak = self.problem.device.peak_flops_per_s.get(training.precision)
@@ -144,6 +130,19 @@ class Scorer:
         graph = self.problem.graph
         flops = graph.cp * sum(graph.flops(training.global_batch))
         return flops / (s_from_ns(step_ns) * peak * candidate.num_devices)
+
+
+def score_others(choices: Sequence[tuple[Scorer, tuple[Candidate, Cuts]]]) -> list[Scored]:
+    """Candidates without their timelines, on two cores where there are and it takes long."""
+
+    def lean(some: Sequence[tuple[Scorer, tuple[Candidate, Cuts]]]) -> list[Scored]:
+        return [replace(scorer.score(*choice), timeline=None) for scorer, choice in some]
+
+    passes = sum(
+        c.pp * c.stages_per_rank * c.num_microbatches(scorer.problem.training.global_batch)
+        for scorer, (c, _) in choices
+    )
+    return in_halves(lean, choices, takes_long=passes >= WORTH_A_PROCESS)
 
 
 def parts_of(timeline: Timeline, stages: int) -> dict[str, int]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import chain
+from functools import cached_property
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import floor_ns
@@ -17,7 +16,7 @@ from claw_plan.planner.pass_time import INPUTS, WEIGHTS, PassTime
 from claw_plan.planner.placement import groups_of, tp_nodes
 from claw_plan.planner.problem import Problem, variant_of
 from claw_plan.planner.schedules import schedule_of
-from claw_plan.planner.side_by_side import side_by_side
+from claw_plan.planner.side_by_side import in_halves
 from claw_plan.planner.stage_path import UnitTime
 
 WORTH_A_PROCESS = 32
@@ -50,11 +49,8 @@ class UnitTimes:
             return [self.of(candidate, pass_floor_ns) for candidate in some]
 
         new = {self._key(c): c for c in candidates if self._key(c) not in self._floors}
-        half = len(new) // 2 if len(new) >= WORTH_A_PROCESS else len(new)
-        several = list(new.values())
-        parts = [part for part in (several[:half], several[half:]) if part]
-        found = side_by_side([partial(floors, part) for part in parts])
-        self._floors.update(zip(new, chain.from_iterable(found), strict=True))
+        found = in_halves(floors, [*new.values()], takes_long=len(new) >= WORTH_A_PROCESS)
+        self._floors.update(zip(new, found, strict=True))
 
     def adopt(self, other: UnitTimes) -> None:
         """Takes over what is known of a problem that differs in nothing but the batch."""

@@ -48,9 +48,9 @@ NOT_MIRRORED = {
     "kernels/compiled_loops.py": "the loops of compiled, tested in its test",
     "planner/head_shard_ops.py": "translations of head_shard, tested op by op in its test",
     "planner/head_shard_views.py": "translations of head_shard, tested op by op in its test",
-    "planner/context_parallel_attention.py": "translations of context_parallel, tested in its test",
-    "planner/context_parallel_division.py": "parts of context_parallel, tested in its test",
-    "planner/context_parallel_ops.py": "translations of context_parallel, tested in its test",
+    "planner/context_parallel_attention.py": "translations of context_parallel, tested there",
+    "planner/context_parallel_division.py": "parts of context_parallel, tested there",
+    "planner/context_parallel_ops.py": "translations of context_parallel, tested there",
     "planner/sequence_parallel_search.py": "a part of the search, tested in its test",
 }
 """Modules without a test of their own, and why."""

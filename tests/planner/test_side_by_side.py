@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from claw_plan.planner.side_by_side import side_by_side
+from claw_plan.planner.side_by_side import in_halves, side_by_side
 
 CORES = "claw_plan.planner.side_by_side.os.sched_getaffinity"
 
@@ -27,6 +27,16 @@ def test_results_come_in_order_each_from_a_process_of_its_own():
     assert [index for index, _ in found] == [0, 1, 2, 3]
     assert found[0][1] == os.getpid()
     assert len({process for _, process in found}) == 4
+
+
+@pytest.mark.parametrize(("takes_long", "processes"), [(False, 1), (True, 2)])
+def test_halves_are_made_by_two_where_it_takes_long(takes_long, processes):
+    def work(items):
+        return [(item, os.getpid()) for item in items]
+
+    found = in_halves(work, range(5), takes_long=takes_long)
+    assert [item for item, _ in found] == [0, 1, 2, 3, 4]
+    assert len({process for _, process in found}) == processes
 
 
 def test_on_one_core_all_is_done_here(monkeypatch):
