@@ -51,6 +51,7 @@ def test_the_options_keep_their_order_in_the_help() -> None:
         "memory_headroom",
         "fix",
         "codecs",
+        "asynchronous",
         "token_frequencies",
         "baseline",
         "objective",
