@@ -30,8 +30,8 @@ def test_a_changed_model_file_is_refused(tiny_plan: Callable[..., Path], tmp_pat
 
 
 def test_a_composition_without_proof_is_refused(tiny_plan: Callable[..., Path]) -> None:
-    path = tiny_plan("unproven", cp=2)
-    with pytest.raises(PlanError, match="context parallelism"):
+    path = tiny_plan("unproven", cp=2, tp=2)
+    with pytest.raises(PlanError, match="cp x tp: no test proves"):
         open_plan(path)
 
 
