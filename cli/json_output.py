@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from claw_plan.profiles.units import gib, ms_from_ns
@@ -129,6 +130,7 @@ def search_object(search: SearchReport) -> dict[str, Any]:
         "seconds": search.seconds,
         "gap": search.gap,
         "optimal": search.optimal,
+        "cuts": asdict(search.cuts) if search.cuts is not None else None,
     }
 
 

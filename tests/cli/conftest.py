@@ -20,7 +20,7 @@ from claw_plan.planner.plan import (
     candidate_mapping,
 )
 from claw_plan.planner.score import Scored
-from claw_plan.planner.search import SearchReport
+from claw_plan.planner.search import CutReport, SearchReport
 from claw_plan.profiles.units import GIB, NS_PER_MS
 from claw_plan.simulator.timeline import SIMULATED, Span, Timeline
 
@@ -108,6 +108,7 @@ def result() -> Any:
             simulated=118,
             seconds=3.25,
             gap=0.0,
+            cuts=CutReport(groups=3, cuts=7, simulated=2, groups_left=1, gap=0.125),
         ),
         graph=SimpleNamespace(name="GPT", num_parameters=124475904, seq_len=1024),
         cluster=SimpleNamespace(name="one-node", nodes=(node,)),

@@ -51,6 +51,7 @@ def test_the_search_and_its_certificate(result: Any) -> None:
         "seconds": 3.25,
         "gap": 0.0,
         "optimal": True,
+        "cuts": {"groups": 3, "cuts": 7, "simulated": 2, "groups_left": 1, "gap": 0.125},
     }
 
 
