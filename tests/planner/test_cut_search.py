@@ -91,7 +91,7 @@ def test_the_answer_is_the_best_of_all_cuts_on_random_problems(toys):
         assert search_cuts(Scorer(problem), even).ranked == found.ranked
         better += not even.ranked or expected < even.times_ns[even.ranked[0][0]]
         pipelined += candidate.pp > 1
-    assert better >= 3 and pipelined >= 10 and infeasible < 10
+    assert better >= 3 and pipelined >= 10 and infeasible < 20
 
 
 @pytest.mark.slow
