@@ -151,6 +151,7 @@ def test_vocab_ckpt_padded_128256(
             parameters={"table": local},
             whole=SimpleNamespace(shapes={"table": shape}, names={"table": "table"}),
             tensor_parallel=divided,
+            experts=None,
         )
         boxes += [
             Box(
