@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
 from claw_plan.planner.memory_states import COPIED, SHARDED, Parts
@@ -58,6 +59,21 @@ class Chunk:
     root_tail: int
     flight: int
     late: int = 0
+
+    @cached_property
+    def corners(self) -> frozenset[int]:
+        """The units at which the peak may be: of a run of like ones the two at either end.
+
+        Between those every size changes linearly from unit to unit, or is the larger of two that
+        do, so that no unit in the middle needs more than both.
+        """
+        found: set[int] = set()
+        start = 0
+        for _, run in groupby(zip(self.units, self.groups, strict=True)):
+            end = start + len([*run])
+            found.update(range(start, min(start + 2, end)), range(max(start, end - 2), end))
+            start = end
+        return frozenset(found)
 
     @cached_property
     def waiting(self) -> int:
@@ -129,7 +145,7 @@ class RankSizes:
 
 
 def moments(sizes: RankSizes) -> Iterator[Moment]:
-    """Every moment of every stage of the rank."""
+    """Moments of every stage of the rank, those at which most is alive among them."""
     walks = {COPIED: _copied, SHARDED: _sharded}
     for chunk in sizes.chunks:
         yield from walks.get(sizes.kind, _whole)(sizes, chunk)
@@ -211,7 +227,7 @@ def _sharded(sizes: RankSizes, chunk: Chunk) -> Iterator[Moment]:
 
 
 def _sharded_stage(sizes: RankSizes, chunk: Chunk, before: int) -> Iterator[Moment]:
-    """One stage; `before` are gradients of earlier microbatches."""
+    """One stage, at its corners; `before` are gradients of earlier microbatches."""
     shards = STORED_BYTES * sum(group.trainable_shard for group in chunk.groups)
     all_shards = STORED_BYTES * chunk.trainable_shard
     yield from _sharded_forward(sizes, chunk, before)
@@ -244,15 +260,16 @@ def _sharded_forward(sizes: RankSizes, chunk: Chunk, gradients: int) -> Iterator
     near, ahead = 0, sum(group.whole for group in groups)
     for index, peak in enumerate(_forward(sizes, chunk)):
         group = groups[index]
-        following = groups[index + 1].whole if index + 1 < len(groups) else 0
-        coming = 0 if stays else group.whole + following
-        if sizes.stays_gathered:
-            coming = ahead
-        yield Moment(
-            gradients=gradients,
-            gathered=kept + compute * (coming + near),
-            activations=peak,
-        )
+        if index in chunk.corners:
+            following = groups[index + 1].whole if index + 1 < len(groups) else 0
+            coming = 0 if stays else group.whole + following
+            if sizes.stays_gathered:
+                coming = ahead
+            yield Moment(
+                gradients=gradients,
+                gathered=kept + compute * (coming + near),
+                activations=peak,
+            )
         near += sizes.near([group])
         ahead -= group.whole
         kept += compute * group.whole if keeps and not stays else 0
@@ -272,22 +289,26 @@ def _sharded_backward(
         own = compute * group.trainable_whole
         buffer = STORED_BYTES * group.trainable_whole if reduces else 0
         near -= sizes.near([group])
-        coming = compute * (near + behind + (groups[index - 1].whole if index else 0))
-        sharded = max(before, STORED_BYTES * made)
-        if reduces and sizes.accumulates_whole and before:
-            sharded = before - freed + STORED_BYTES * made
-        yield Moment(
-            gradients=sharded + tail + own,
-            gathered=previous + (everything if keeps else root + compute * group.whole + coming),
-            activations=peak,
-        )
+        if index in chunk.corners:
+            coming = compute * (near + behind + (groups[index - 1].whole if index else 0))
+            sharded = max(before, STORED_BYTES * made)
+            if reduces and sizes.accumulates_whole and before:
+                sharded = before - freed + STORED_BYTES * made
+            running = root + compute * group.whole + coming
+            yield Moment(
+                gradients=sharded + tail + own,
+                gathered=previous + (everything if keeps else running),
+                activations=peak,
+            )
+            coming += compute * group.whole if sizes.stays_gathered else 0
+            yield Moment(
+                gradients=sharded
+                + compute * chunk.root_tail
+                + max(own, STORED_BYTES * group.trainable_shard),
+                gathered=buffer + (everything if keeps else root + coming),
+                activations=after,
+            )
         tail = compute * chunk.root_tail
-        coming += compute * group.whole if sizes.stays_gathered else 0
-        yield Moment(
-            gradients=sharded + tail + max(own, STORED_BYTES * group.trainable_shard),
-            gathered=buffer + (everything if keeps else root + coming),
-            activations=after,
-        )
         made += group.trainable_shard
         behind += group.whole if sizes.stays_gathered else 0
         previous = buffer

@@ -34,7 +34,7 @@ def _baseline(scorer: Scorer, fix: Mapping[str, Any]) -> Choice | str:
         space = Space(scorer.problem, fix)
     except PlanError as error:
         return str(error)
-    found = search_space(scorer, space)
+    found = search_space(scorer, space, counts_knobs=False)
     if found.ranked:
         return found.ranked[0]
     return infeasible_message(scorer, found) if found.report.space else space.explain_empty()

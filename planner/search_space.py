@@ -117,12 +117,14 @@ def search_space(
     time_limit_s: float | None = None,
     progress: Callable[[str, float], None] | None = None,
     objective: Objective | None = None,
+    counts_knobs: bool = True,
 ) -> Searched:
     """The best of the space and the proof; `ranked` is empty when nothing fits.
 
     The answer is no worse than the candidates `known`, whenever the time limit ends the search, or
     `most_opened` branches do; with `limit_ns` only shorter steps are looked for.
     Best is the shortest step where no other `objective` is given; the gap is one of its values.
+    Without `counts_knobs` the report has no `space_per_knob`.
     """
     searcher = _Searcher(scorer, space)
     branches = list(searcher.branches())
@@ -147,7 +149,7 @@ def search_space(
         time_limit_s=time_limit_s,
         progress=show,
     )
-    works: list[Callable[[], Any]] = [search, space.knob_sizes]
+    works: list[Callable[[], Any]] = [search, space.knob_sizes if counts_knobs else dict]
     beside = side_by_side if not space.is_refined else one_by_one
     outcome, knob_sizes = beside(works)
     times_ns = {choice: time_ns for time_ns, choice in outcome.ranked}
@@ -195,7 +197,7 @@ def search_closer(
     space = Space(scorer.problem, {**fix, "pp": best[0].pp, "tp": best[0].tp})
     if not space.is_refined:
         return found
-    closer = search_space(scorer, space, known=[best], objective=objective)
+    closer = search_space(scorer, space, known=[best], objective=objective, counts_knobs=False)
     better = closer.ranked[: closer.ranked.index(best)]
     return replace(
         found,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from claw_plan.planner.memory_moments import Chunk, Moment, RankSizes, moments
 from claw_plan.planner.memory_states import COPIED, SHARDED, WHOLE
 from claw_plan.planner.memory_units import UnitMemory
@@ -92,3 +95,59 @@ def test_under_a_pipeline_stages_stay_gathered_with_whole_gradients():
     assert most(found, "gradients") >= 2 * 4 * 8
     assert min(moment.gradients for moment in found) >= 4 * 8 + 4 * 4
     assert most(found, "gathered") >= 2 * 2 * 8
+
+
+SIZE = st.integers(0, 50)
+UNITS = st.lists(
+    st.tuples(
+        st.builds(
+            UnitMemory, holds=SIZE, remade=SIZE, forward_peak=SIZE, backward_peak=SIZE, late=SIZE
+        ),
+        st.builds(
+            GroupSize, whole=SIZE, shard=SIZE, trainable_whole=SIZE, trainable_shard=SIZE,
+            largest=SIZE,
+        ),
+        st.integers(1, 7),
+    ),
+    min_size=1,
+    max_size=4,
+)  # fmt: skip
+
+
+@given(
+    runs=UNITS,
+    microbatches=st.integers(1, 3),
+    pipeline=st.booleans(),
+    keeps=st.booleans(),
+    near=st.integers(0, 2),
+    flight=st.integers(1, 4),
+    root=st.builds(GroupSize, whole=SIZE, trainable_whole=SIZE, trainable_shard=SIZE),
+)
+@settings(deadline=None, max_examples=300)
+def test_no_unit_inside_a_run_of_like_ones_needs_more_than_its_ends(
+    runs, microbatches, pipeline, keeps, near, flight, root
+):
+    rank = RankSizes(
+        kind=SHARDED,
+        chunks=[
+            Chunk(
+                units=[unit for unit, _, count in runs for _ in range(count)],
+                groups=[group for _, group, count in runs for _ in range(count)],
+                root=root,
+                root_head=3,
+                root_tail=5,
+                flight=flight,
+            )
+        ],
+        compute=2,
+        gradient=4,
+        microbatches=microbatches,
+        accumulates_whole=pipeline,
+        gathered_after_forward=keeps,
+        near_shards=near,
+    )
+    [chunk] = rank.chunks
+    most = max(moments(rank), key=sum)
+    vars(chunk)["corners"] = frozenset(range(len(chunk.units)))
+    everywhere = [*moments(rank)]
+    assert most == max(everywhere, key=sum)

