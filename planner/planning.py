@@ -174,13 +174,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     best = scorer.score(*bucketed.choice)
     check_met(objective, best.candidate, best.step_time_ns)
     others = [*ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
-    compared = {name: choice for name, choice in plain.items() if not isinstance(choice, str)}
-    scored = score_others(
-        [(scorer, choice) for choice in others]
-        + [(plain_scorer, choice) for choice in compared.values()]
-    )
-    alternatives = scored[: len(others)]
-    baselines = dict(zip(compared, scored[len(others) :], strict=True))
+    alternatives, baselines = _beside(scorer, others, plain_scorer, plain)
     plan = write_plan(
         problem,
         best,
@@ -192,11 +186,8 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     return PlanningResult(
         plan=plan,
         best=best,
-        alternatives=tuple(sorted(alternatives, key=lambda scored: scored.step_time_ns)),
-        baselines={
-            name: choice if isinstance(choice, str) else baselines[name]
-            for name, choice in plain.items()
-        },
+        alternatives=alternatives,
+        baselines=baselines,
         search=found.report,
         graph=problem.graph,
         cluster=problem.cluster,
@@ -210,6 +201,26 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
         front=front(problem, request.fix) if request.front else (),
         given=given,
     )
+
+
+def _beside(
+    scorer: Scorer,
+    others: Sequence[Choice],
+    plain_scorer: Scorer,
+    plain: Mapping[str, Choice | str],
+) -> tuple[tuple[Scored, ...], dict[str, Scored | str]]:
+    """What stands beside the plan: runners-up, the fastest first, and baselines or why not."""
+    compared = {name: choice for name, choice in plain.items() if not isinstance(choice, str)}
+    scored = score_others(
+        [(scorer, choice) for choice in others]
+        + [(plain_scorer, choice) for choice in compared.values()]
+    )
+    alternatives = sorted(scored[: len(others)], key=lambda each: each.step_time_ns)
+    known = dict(zip(compared, scored[len(others) :], strict=True))
+    baselines = {
+        name: choice if isinstance(choice, str) else known[name] for name, choice in plain.items()
+    }
+    return tuple(alternatives), baselines
 
 
 def _search(
