@@ -159,53 +159,44 @@ def own_chunks(whole: torch.Tensor, dim: int, pieces: Pieces, ranks: ContextRank
     return torch.stack((even, odd), dim + 1).flatten(dim, dim + 2)
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, ranks: ContextRanks) -> torch.Tensor:
-        ctx.ranks = ranks
-        return ranks.all_reduce(tensor)
+Exchange = Callable[[torch.Tensor], torch.Tensor]
+
+
+class _Exchanged(torch.autograd.Function):
+    """One exchange forward, and the one that is its transpose backward."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.ranks.all_reduce(gradient), None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, ranks: ContextRanks) -> torch.Tensor:
-        ctx.ranks = ranks
-        return ranks.all_gather(tensor)
+    def forward(
+        ctx: Any, tensor: torch.Tensor, exchange: Exchange, transpose: Exchange
+    ) -> torch.Tensor:
+        ctx.transpose = transpose
+        return exchange(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.ranks.reduce_scatter(gradient), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.transpose(gradient), None, None
 
 
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, ranks: ContextRanks) -> torch.Tensor:
-        ctx.ranks = ranks
-        return ranks.all_to_all(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.ranks.all_to_all(gradient), None
+def _exchanged(tensor: torch.Tensor, exchange: Exchange, transpose: Exchange) -> torch.Tensor:
+    result: torch.Tensor = _Exchanged.apply(  # type: ignore[no-untyped-call]
+        tensor, exchange, transpose
+    )
+    return result
 
 
 def total(tensor: torch.Tensor, ranks: ContextRanks) -> torch.Tensor:
     """The sum over the ranks; backward the sum of the gradients."""
-    result: torch.Tensor = _Sum.apply(tensor, ranks)  # type: ignore[no-untyped-call]
-    return result
+    return _exchanged(tensor, ranks.all_reduce, ranks.all_reduce)
 
 
 def gather(tensor: torch.Tensor, dim: int, pieces: Pieces, ranks: ContextRanks) -> torch.Tensor:
     """The whole of a divided dimension; backward each rank gets the sum of its chunks."""
-    shards: torch.Tensor = _Gather.apply(tensor, ranks)  # type: ignore[no-untyped-call]
+    shards = _exchanged(tensor, ranks.all_gather, ranks.reduce_scatter)
     return from_ranks(shards, dim, pieces)
 
 
 def swap(tensor: torch.Tensor, cut: int, joined: int, ranks: ContextRanks) -> torch.Tensor:
     """Divides dimension `cut`, which is whole, and joins `joined`, which holds one run a rank."""
     sent = by_rank(tensor, cut, ONE_RUN, ranks.degree)
-    received: torch.Tensor = _AllToAll.apply(sent, ranks)  # type: ignore[no-untyped-call]
+    received = _exchanged(sent, ranks.all_to_all, ranks.all_to_all)
     return from_ranks(received, joined, ONE_RUN)
