@@ -14,14 +14,15 @@ inside nodes first, and codes travel between nodes alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice, pairwise
+from itertools import islice
 from sys import maxsize
 from typing import NamedTuple
 
 from claw_plan.planner.bucket_plan import filled_buckets
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.coded_rounds import exchanges_by
 from claw_plan.planner.graph import Parameter
 from claw_plan.planner.lower_data import memory_work
 from claw_plan.planner.message_rounds import added_bytes, all_reduce_by
@@ -29,13 +30,12 @@ from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.supported import OF_MOMENTUM
 from claw_plan.profiles.codecs import CodecDescriptor, describe_codec
+from claw_plan.profiles.coded_means import own_elements, part_sizes
+from claw_plan.profiles.collective_schedules import alike
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.profiles.work import OpWork
 
 AXIS = "dp_replicate"
-
-PART = 8
-"""Parts of a gradient begin at multiples of so many elements, so that bits fill whole bytes."""
 
 FEEDBACK_BYTES = 24
 """Bytes moved for each element around an encoding with error feedback: gradient and residual are
@@ -46,6 +46,13 @@ MEAN_BYTES = 12
 
 CAST_BYTES = 8
 """The same for a copy in fp32: a mean divided by the ranks, or the result put in its place."""
+
+CHECK_BYTES = 4
+"""Bytes read for each element of a mean gradient, to see whether all are finite; as many of what
+is sent as fp16, whose scale follows the largest magnitude."""
+
+FLAT_BYTES = 8
+"""Bytes moved for each element when gradients are made one vector at a step's end."""
 
 MOMENTUM_BYTES, MOVE_BYTES = 40, 24
 """The same where AdamW's momentum travels: momentum and gradient made flat (16), their mixture
@@ -58,6 +65,9 @@ MOMENTUM_BUCKET_BYTES = 25 * 2**20
 
 ADD = "communication.add"
 """How measurements may name what a rank does to add up the messages of an all-reduce."""
+
+SCALED = "fp16"
+"""The codec whose scale all ranks agree on at every step."""
 
 known_codec = cache(describe_codec)
 
@@ -103,6 +113,8 @@ def averaging(problem: Problem, candidate: Candidate, elements: int) -> Averagin
 
 def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:
     ranks, codec = candidate.dp_replicate, known_codec(candidate.codec)
+    if candidate.collective != "auto":
+        return _encoded_by(problem, candidate, elements, nodes)
     wires = [codec.wire_bytes(part) for part in part_sizes(elements, ranks)]
     exchange = problem.collective("all_to_all", sum(wires), ranks, nodes, by_data=True)
     gather = problem.collective("all_gather", ranks * max(wires), ranks, nodes, by_data=True)
@@ -110,9 +122,47 @@ def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) 
     encode, mean, decode = (
         problem.cost.op(work).ns for work in codec_works(codec, elements, ranks, of_momentum)
     )
+    if not of_momentum:
+        encode += _largest_ns(problem, codec, elements)
+        decode += problem.memory_op_ns(CHECK_BYTES * elements)
     return Averaging(
         phases=(Phase(encode, exchange), Phase(mean, gather)),
         last_ns=decode,
+        is_waited_for=of_momentum or not _waits_for_the_wire(problem, nodes),
+    )
+
+
+def _encoded_by(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:
+    """By messages of our own; some ranks' numbers may be added up before they are encoded."""
+    codec, algorithm = known_codec(candidate.codec), candidate.collective
+    of_momentum = sends_momentum(candidate, problem.training.optimizer)
+    found = exchanges_by(problem, algorithm, codec, elements, candidate.dp_replicate, nodes)
+    encode, mean, decode = (
+        problem.cost.op(work).ns
+        for work in codec_works(codec, found.elements, found.ranks, of_momentum)
+    )
+    phases, last_ns = [Phase(encode, found.exchange), Phase(mean, found.gather)], decode
+    if found.inside is not None:
+        # The rest of the node's elements, which others encode, is copied, and the optimizer's too.
+        rest = elements - found.elements
+        before, after = (MOMENTUM_BYTES, MOVE_BYTES) if of_momentum else (0, 0)
+        added_bytes = MEAN_BYTES * rest + CAST_BYTES * found.elements
+        copy, add, put = (
+            problem.cost.op(memory_work(ADD, size_bytes, "backward")).ns
+            for size_bytes in (
+                CAST_BYTES * elements + before * rest, added_bytes, (CAST_BYTES + after) * rest
+            )
+        )  # fmt: skip
+        phases = [
+            Phase(copy, found.inside),
+            Phase(add + encode, found.exchange),
+            Phase(mean, found.gather),
+            Phase(decode, found.inside),
+        ]
+        last_ns = put
+    return Averaging(
+        phases=tuple(phases),
+        last_ns=last_ns,
         is_waited_for=of_momentum or not _waits_for_the_wire(problem, nodes),
     )
 
@@ -137,6 +187,29 @@ def codec_works(
     return encode, mean, decode
 
 
+def _largest_ns(problem: Problem, codec: CodecDescriptor, elements: int) -> int:
+    return problem.memory_op_ns(CHECK_BYTES * elements) if codec.name == SCALED else 0
+
+
+def at_end(problem: Problem, candidate: Candidate, elements: int) -> Averaging:
+    """The same of gradients that nothing laid out as one vector, once a step is complete."""
+    mean = averaging(problem, candidate, elements)
+    first, *others = mean.phases
+    flat_ns = problem.memory_op_ns(FLAT_BYTES * elements)
+    return replace(mean, phases=(Phase(flat_ns + first.kernels_ns, first.cost), *others))
+
+
+def agrees_on_overflow(candidate: Candidate, optimizer: str | None) -> bool:
+    """Whether all ranks tell each other, once a step, if what they decoded is finite.
+
+    Where ranks hold parts of the gradients, and where the scale of fp16 moves.
+    """
+    if candidate.codec == "none" or sends_momentum(candidate, optimizer):
+        return False
+    in_parts = max(candidate.tp, candidate.pp, candidate.dp_shard) > 1
+    return in_parts or known_codec(candidate.codec).name == SCALED
+
+
 def sends_momentum(candidate: Candidate, optimizer: str | None) -> bool:
     """Whether the optimizer exchanges its momentum after the backward, and no gradients."""
     return optimizer == "adamw" and candidate.codec.partition(":")[0] in OF_MOMENTUM
@@ -154,27 +227,21 @@ def encoding_bytes(codec: CodecDescriptor) -> float:
     return codec.encode_bytes + codec.decode_bytes + FEEDBACK_BYTES
 
 
-def part_sizes(elements: int, ranks: int) -> list[int]:
-    """Elements of each rank's part, as even as multiples of `PART` are."""
-    units = -(-elements // PART)
-    edges = [min(elements, PART * (units * rank // ranks)) for rank in range(ranks + 1)]
-    return [stop - start for start, stop in pairwise(edges)]
-
-
-def scattering(problem: Problem, candidate: Candidate, elements: int) -> Averaging:
+def scattering(
+    problem: Problem, codec_text: str, elements: int, ranks: int, nodes: int
+) -> Averaging:
     """The first phase alone, over dp_shard: each rank gets its part of so many elements."""
-    ranks, codec = candidate.dp_shard, known_codec(candidate.codec)
-    nodes = group_nodes(candidate, "dp_shard", problem.devices_per_node)
+    codec = known_codec(codec_text)
     own = -(-elements // ranks)
     moved_bytes = encoding_bytes(codec) * elements
     encode = memory_work(f"codec.{codec.name}.encode", round(moved_bytes), "backward")
     mean_bytes = (ranks * (codec.decode_bytes + MEAN_BYTES) + CAST_BYTES) * own
     mean = memory_work(f"codec.{codec.name}.mean", round(mean_bytes), "backward")
-    size = ranks * codec.wire_bytes(own)
+    size, encode_ns = ranks * codec.wire_bytes(own), problem.cost.op(encode).ns
     exchange = problem.collective("all_to_all", size, ranks, nodes, by_data=True)
     return Averaging(
-        phases=(Phase(problem.cost.op(encode).ns, exchange),),
-        last_ns=problem.cost.op(mean).ns,
+        phases=(Phase(_largest_ns(problem, codec, elements) + encode_ns, exchange),),
+        last_ns=problem.cost.op(mean).ns + problem.memory_op_ns(CHECK_BYTES * own),
         is_waited_for=True,
     )
 
@@ -184,15 +251,17 @@ def scatters_codes(candidate: Candidate) -> bool:
     return candidate.codec != "none" and candidate.dp_replicate == 1 and candidate.dp_shard > 1
 
 
-def residual_bytes(candidate: Candidate, elements: int) -> int:
+def residual_bytes(problem: Problem, candidate: Candidate, elements: int) -> int:
     """What error feedback keeps of so many elements: a worker's residual and a server's."""
     if candidate.codec == "none" or candidate.dp == 1:
         return 0
-    codec = known_codec(candidate.codec)
+    codec, ranks = known_codec(candidate.codec), candidate.dp_replicate
     if scatters_codes(candidate):
         return codec.state_bytes(elements)
-    part = -(-elements // candidate.dp_replicate)
-    return codec.state_bytes(elements) + codec.state_bytes(part)
+    if candidate.collective == "hierarchical":  # what a rank encodes is a part of its node's sum
+        nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
+        elements, ranks = own_elements(elements, 0, alike(ranks, nodes)), nodes
+    return codec.state_bytes(elements) + codec.state_bytes(-(-elements // ranks))
 
 
 AFTER_ALL = -1
@@ -224,20 +293,37 @@ def buckets_of(
         elements = iter([count for _, count in held])
         return tuple(Bucket(AFTER_ALL, sum(islice(elements, size))) for size in sizes)
     if candidate.buckets:
-        return _planned(held, candidate.buckets)
+        return _planned(held, candidate.buckets, candidate.bucket_order)
     if candidate.codec != "none" or candidate.collective != "auto":
         last_first = (STORED_BYTES * count for _, count in reversed(held))
         return _planned(held, filled_buckets(last_first, candidate.bucket_bytes))
     return _filled(held, units, candidate.bucket_bytes)
 
 
-def _planned(held: Sequence[tuple[Parameter, int]], sizes: Sequence[int]) -> tuple[Bucket, ...]:
-    """Of so many parameters each, last to first; none leaves before those before it."""
-    remaining, buckets, unit = iter(reversed(held)), [], maxsize
+def _planned(
+    held: Sequence[tuple[Parameter, int]], sizes: Sequence[int], order: Sequence[int] = ()
+) -> tuple[Bucket, ...]:
+    """Of so many parameters each, last to first, as they leave: none before those before it."""
+    buckets, unit = buckets_by_use(held, sizes), maxsize
+    leaving = []
+    for number in order or range(len(buckets)):
+        unit = min(unit, buckets[number].unit)
+        leaving.append(buckets[number]._replace(unit=unit))
+    return tuple(leaving)
+
+
+def buckets_by_use(
+    held: Sequence[tuple[Parameter, int]], sizes: Sequence[int]
+) -> tuple[Bucket, ...]:
+    """Of so many parameters each, last to first, with the first unit that uses one of them.
+
+    With its backward the bucket's gradients are complete, and its forward needs them first.
+    """
+    remaining, buckets = iter(reversed(held)), []
     for size in sizes:
         own = list(islice(remaining, size))
-        unit = min(unit, *(min(parameter.units, default=0) for parameter, _ in own))
-        buckets.append(Bucket(unit, sum(elements for _, elements in own)))
+        first = min(min(parameter.units, default=0) for parameter, _ in own)
+        buckets.append(Bucket(first, sum(elements for _, elements in own)))
     return tuple(buckets)
 
 
