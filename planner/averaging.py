@@ -25,11 +25,12 @@ from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.coded_rounds import exchanges_by
 from claw_plan.planner.graph import Parameter
 from claw_plan.planner.lower_data import memory_work
+from claw_plan.planner.low_rank import kernels_ns
 from claw_plan.planner.message_rounds import added_bytes, all_reduce_by
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.supported import OF_MOMENTUM
-from claw_plan.profiles.codecs import CodecDescriptor, describe_codec
+from claw_plan.profiles.codecs import LOW_RANK, CodecDescriptor, describe_codec, factors_of
 from claw_plan.profiles.coded_means import own_elements, part_sizes
 from claw_plan.profiles.collective_schedules import alike
 from claw_plan.profiles.cost import CollectiveCost
@@ -69,6 +70,8 @@ ADD = "communication.add"
 SCALED = "fp16"
 """The codec whose scale all ranks agree on at every step."""
 
+Shapes = tuple[tuple[int, ...], ...]
+
 known_codec = cache(describe_codec)
 
 
@@ -91,15 +94,24 @@ class Averaging:
 NOTHING = Averaging(())
 
 
-def averaging(problem: Problem, candidate: Candidate, elements: int) -> Averaging:
-    """Of so many fp32 elements over dp_replicate."""
+def averaging(
+    problem: Problem, candidate: Candidate, elements: int, shapes: Shapes = ()
+) -> Averaging:
+    """Of so many fp32 elements over dp_replicate; `shapes` are those of a bucket's tensors."""
     ranks = candidate.dp_replicate
     if ranks == 1 or not elements:
         return NOTHING
     nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
+    if is_low_rank(candidate):
+        return _factored(problem, candidate, elements, shapes)
     if candidate.codec != "none":
         return _encoded(problem, candidate, elements, nodes)
-    size = STORED_BYTES * elements
+    return _all_reduced(problem, candidate, elements, nodes)
+
+
+def _all_reduced(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:
+    """Of numbers as they are."""
+    ranks, size = candidate.dp_replicate, STORED_BYTES * elements
     if candidate.collective != "auto":
         by_messages = all_reduce_by(problem, candidate.collective, size, ranks, nodes)
         moved_bytes = added_bytes(candidate.collective, size, ranks) + CAST_BYTES * elements
@@ -109,6 +121,26 @@ def averaging(problem: Problem, candidate: Candidate, elements: int) -> Averagin
     cost = problem.collective("all_reduce", size, ranks, nodes, by_data=True)
     is_waited_for = problem.cluster.backend == "gloo" and nodes == 1
     return Averaging((Phase(0, cost),), is_waited_for=is_waited_for)
+
+
+def _factored(problem: Problem, candidate: Candidate, elements: int, shapes: Shapes) -> Averaging:
+    """PowerSGD: what travels whole and all P together, then all Q."""
+    nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
+    rank = int(known_codec(candidate.codec).parameters["rank"])
+    factors = factors_of(shapes or ((elements,),), rank)
+    before, between, after = kernels_ns(problem, factors, elements)
+    phases = []
+    for ns, sent in ((before, factors.whole + factors.left), (between, factors.right)):
+        if sent:
+            ((adding_ns, cost),) = _all_reduced(problem, candidate, sent, nodes).phases
+            phases.append(Phase(ns + adding_ns, cost))
+    is_waited_for = not _waits_for_the_wire(problem, nodes)
+    return Averaging(tuple(phases), last_ns=after, is_waited_for=is_waited_for)
+
+
+def is_low_rank(candidate: Candidate) -> bool:
+    """Whether matrices travel as thin factors."""
+    return candidate.codec.partition(":")[0] == LOW_RANK
 
 
 def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:
@@ -273,6 +305,8 @@ class Bucket(NamedTuple):
 
     unit: int
     elements: int
+    shapes: Shapes = ()
+    """Of its tensors, where it matters how elements lie in matrices."""
 
 
 def buckets_of(
@@ -293,11 +327,29 @@ def buckets_of(
         elements = iter([count for _, count in held])
         return tuple(Bucket(AFTER_ALL, sum(islice(elements, size))) for size in sizes)
     if candidate.buckets:
-        return _planned(held, candidate.buckets, candidate.bucket_order)
+        sizes = candidate.buckets
+        return _shaped(held, sizes, candidate, _planned(held, sizes, candidate.bucket_order))
     if candidate.codec != "none" or candidate.collective != "auto":
         last_first = (STORED_BYTES * count for _, count in reversed(held))
-        return _planned(held, filled_buckets(last_first, candidate.bucket_bytes))
+        sizes = filled_buckets(last_first, candidate.bucket_bytes)
+        return _shaped(held, sizes, candidate, _planned(held, sizes))
     return _filled(held, units, candidate.bucket_bytes)
+
+
+def _shaped(
+    held: Sequence[tuple[Parameter, int]],
+    sizes: Sequence[int],
+    candidate: Candidate,
+    buckets: tuple[Bucket, ...],
+) -> tuple[Bucket, ...]:
+    """Buckets that leave in turn, with the shapes of what lies in each if that matters."""
+    if not is_low_rank(candidate):
+        return buckets
+    remaining = iter(reversed(held))
+    return tuple(
+        bucket._replace(shapes=tuple(p.shape for p, _ in islice(remaining, size)))
+        for bucket, size in zip(buckets, sizes, strict=True)
+    )
 
 
 def _planned(

@@ -29,6 +29,7 @@ from claw_plan.planner.memory_states import (
     owned_elements,
 )
 from claw_plan.planner.memory_units import UnitMemory, together, unit_memory
+from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.schedules import ASYNCHRONOUS, Held, held_by_rank, stages_of_rank
 from claw_plan.planner.shards import ROOT, GroupSize, ShardSizes, of_unit, runs_of
@@ -198,7 +199,7 @@ class MemoryModel:
             candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
             candidate.recompute_blocks, candidate.reshard_ranks, candidate.blocks_per_group,
             candidate.offload, candidate.codec, candidate.schedule in ASYNCHRONOUS,
-            candidate.dp_replicate if candidate.codec != "none" else 0,
+            self._meeting(candidate) if candidate.codec != "none" else (),
         )  # fmt: skip
         parts = self._peaks.get(key)
         if parts is None:
@@ -213,6 +214,11 @@ class MemoryModel:
             device_bytes=self._device_bytes(candidate, 1.0),
             parts=parts,
         )
+
+    def _meeting(self, candidate: Candidate) -> tuple[object, ...]:
+        """What decides how much of what it encodes a codec keeps."""
+        nodes = group_nodes(candidate, "dp_replicate", self.problem.devices_per_node)
+        return candidate.dp_replicate, candidate.collective, nodes
 
     def _held(self, candidate: Candidate, rank: int, stages: int) -> Held:
         """Microbatches on each of a rank's stages when most are."""

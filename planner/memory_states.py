@@ -62,7 +62,7 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
     bucketed = whole and candidate.dp_replicate > 1 and candidate.pp == 1
     shard_wise = candidate.dp_replicate == 1 and not whole
     encoded = sum(group.trainable_whole for group in groups) if shard_wise else trainable
-    residuals = residual_bytes(candidate, encoded)
+    residuals = residual_bytes(problem, candidate, encoded)
     return {
         "parameters": STORED_BYTES * shard,
         "optimizer": STORED_BYTES * states * trainable,

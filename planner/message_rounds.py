@@ -4,12 +4,14 @@
 the cost model says of its messages, inside nodes and between them, and the whole becomes one
 flow over the link that carries most of it. Of a ring one rank of a node sends to the next node at
 a time, of the other algorithms all of them. On gloo a rank asks for a message when its round
-begins, so the round waits for the word and then for the message.
+begins, so the round waits for the word and then for the message. `coded_rounds` reckons means
+through codecs so.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -22,6 +24,18 @@ from claw_plan.profiles.work import CollectiveWork
 
 ADDED_BYTES = 12
 """Bytes moved for each element that a rank adds to its own: two read, one written, in fp32."""
+
+
+class Messages(NamedTuple):
+    """Rounds alike: their number, and the largest message inside a node and between two.
+
+    So many ranks of a node send to others at once.
+    """
+
+    repeats: int
+    inside_bytes: float
+    between_bytes: float
+    senders: int
 
 
 class _Level(NamedTuple):
@@ -44,28 +58,13 @@ def all_reduce_by(
     problem: Problem, algorithm: str, size_bytes: int, ranks: int, nodes: int
 ) -> CollectiveCost:
     """Of gradients over so many ranks on so many nodes."""
-    rounds = _rounds(algorithm, ranks, nodes)
     local = -(-ranks // nodes)
-    levels = {"intra": _Level(0, 0, 0.0), "inter": _Level(0, 0, 0.0)}
-    for one in rounds:
-        link, level = _lasts(problem, algorithm, one, size_bytes, local)
-        levels[link] = levels[link].and_then(level)
-    link = max(levels, key=lambda name: levels[name].flow_ns)
-    other = levels["intra" if link == "inter" else "inter"]
-    flow_ns, sent = max(1, levels[link].flow_ns), max(1, math.ceil(levels[link].rank_bytes))
     work = CollectiveWork(
         op="all_reduce", bytes=size_bytes, group_size=ranks, nodes=nodes,
         backend=problem.cluster.backend, algorithm=algorithm,
     )  # fmt: skip
-    return CollectiveCost(
-        latency_ns=levels[link].latency_ns + other.latency_ns + other.flow_ns,
-        bytes=sent,
-        rate_cap_bytes_per_s=sent * NS_PER_S / flow_ns,
-        link=link,
-        source=problem.collective("send", size_bytes, 2, 1, by_data=True).source,
-        algorithm=algorithm,
-        moves=(work,),
-    )
+    rounds = messages_of(algorithm, _rounds(algorithm, ranks, nodes), size_bytes, local)
+    return flow_of(problem, rounds, local, algorithm, (work,))
 
 
 @cache
@@ -73,25 +72,60 @@ def _rounds(algorithm: str, ranks: int, nodes: int) -> tuple[Round, ...]:
     return rounds_of(algorithm, node_sizes(alike(ranks, nodes)))
 
 
-def _lasts(
-    problem: Problem, algorithm: str, one: Round, size_bytes: int, local: int
-) -> tuple[str, _Level]:
-    """The kind of link that a round waits for, and how long."""
+def messages_of(
+    algorithm: str, rounds: Sequence[Round], size_bytes: int, local: int
+) -> list[Messages]:
+    """Of a buffer of so many bytes, where so many ranks are on a node."""
     senders = 1 if algorithm == "ring" else local
-    inside, between = one.inside * size_bytes, one.between * size_bytes / senders
+    return [
+        Messages(one.repeats, one.inside * size_bytes, one.between * size_bytes / senders, senders)
+        for one in rounds
+    ]
+
+
+def flow_of(
+    problem: Problem,
+    rounds: Iterable[Messages],
+    local: int,
+    algorithm: str,
+    moves: tuple[CollectiveWork, ...],
+) -> CollectiveCost:
+    """All rounds as one flow; `local` ranks of a node divide what it sends."""
+    levels = {"intra": _Level(0, 0, 0.0), "inter": _Level(0, 0, 0.0)}
+    source = ""
+    for one in rounds:
+        link, level, source = _lasts(problem, one, local)
+        levels[link] = levels[link].and_then(level)
+    link = max(levels, key=lambda name: levels[name].flow_ns)
+    other = levels["intra" if link == "inter" else "inter"]
+    flow_ns, sent = max(1, levels[link].flow_ns), max(1, math.ceil(levels[link].rank_bytes))
+    return CollectiveCost(
+        latency_ns=levels[link].latency_ns + other.latency_ns + other.flow_ns,
+        bytes=sent,
+        rate_cap_bytes_per_s=sent * NS_PER_S / flow_ns,
+        link=link,
+        source=source,
+        algorithm=algorithm,
+        moves=moves,
+    )
+
+
+def _lasts(problem: Problem, one: Messages, local: int) -> tuple[str, _Level, str]:
+    """The kind of link that a round waits for, how long, and what that rests on."""
     messages = {}
-    if one.inside:
-        messages["intra"] = problem.collective("send", math.ceil(inside), 2, 1, by_data=True)
-    if one.between:
+    if one.inside_bytes:
+        inside = math.ceil(one.inside_bytes)
+        messages["intra"] = problem.collective("send", inside, 2, 1, by_data=True)
+    if one.between_bytes:
         messages["inter"] = problem.collective(
-            "send", math.ceil(between), 2, 2, by_data=True, beside=senders
+            "send", math.ceil(one.between_bytes), 2, 2, by_data=True, beside=one.senders
         )
     link = max(messages, key=lambda name: messages[name].alone_ns)
     cost, times = messages[link], one.repeats
     hops = 2 if problem.cluster.backend == "gloo" else 1
-    own = inside if link == "intra" else between * senders / local
+    own = one.inside_bytes if link == "intra" else one.between_bytes * one.senders / local
     flow_ns = cost.alone_ns - cost.latency_ns
-    return link, _Level(times * hops * cost.latency_ns, times * flow_ns, times * own)
+    return link, _Level(times * hops * cost.latency_ns, times * flow_ns, times * own), cost.source
 
 
 def added_bytes(algorithm: str, size_bytes: int, ranks: int) -> int:

@@ -4,33 +4,46 @@ The rounds of `collective_schedules` are counted: a round lasts its link's laten
 its busiest port over the port's rate. Ports are full duplex; ranks of a node share its NIC.
 
     ring                2(n-1)·a + 2(n-1)/n·M·b
-    tree                2·⌈log₂n⌉·(a + M·b)
+    tree                2·⌈log₂n⌉·(a + M·b) of whole buffers, 2(2k+c)·(a + M·b/2k) in 2k chunks
     recursive_doubling  log₂n·(a + M·b)                  and 2(a + M·b) if n is no power of two
     halving_doubling    2·log₂n·a + 2(n-1)/n·M·b         likewise, with n the power of two below
     hierarchical        2(g-1)·a + 2(g-1)/g·M·b inside nodes of g, then 2(r-1)·A + 2(r-1)/r·M·B
                         between r nodes, each over its one NIC
 
-M bytes; a, A seconds a message, b, B seconds a byte, inside and between nodes. Source: Thakur,
-Rabenseifner, Gropp, IJHPCA 19 (2005), sections 4.1 to 4.5. Assumes: links alike at each level, no
-other traffic; adding up costs nothing. Not modelled: rounds that overlap. Where node sizes are no
-powers of two, the partners of `tree` and of the doublings cross nodes in some pairs and not in
-others, and ranks that are through begin the next round; played in the simulator, the time is then
-up to 14 % longer or 25 % shorter (8 ranks on 3 nodes, 12 on 5); else the formulas are exact.
+M bytes; a, A seconds a message, b, B seconds a byte, inside and between nodes; c and the best k in
+`collective_trees`. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), sections 4.1 to 4.5.
+Assumes: links alike at each level, no other traffic; adding up costs nothing. Not modelled: rounds
+that overlap. Where node sizes are no powers of two, the partners of `tree` and of the doublings
+cross nodes in some pairs and not in others, and ranks that are through begin the next round;
+TREES_NOTE else the formulas are exact.
 
 On one level the ring is best for long buffers, together with `halving_doubling` on powers of two,
-which has fewer rounds; `recursive_doubling` is best for the shortest. It is never slower than this
-`tree`, which is not pipelined. Low bandwidth alone favours what moves the fewest bytes: the ring.
+which has fewer rounds; `recursive_doubling` is best for the shortest. Between them, where ranks
+are many and no power of two, the tree is: of 48 ranks from 2 to 160 times what a link carries
+while a message starts. Low bandwidth alone favours what moves the fewest bytes: the ring.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 
-from claw_plan.profiles.collective_schedules import ALGORITHMS, Nodes, Step, rank_schedule
+from claw_plan.profiles.collective_schedules import (
+    ALGORITHMS,
+    Nodes,
+    RankSchedule,
+    Step,
+    Steps,
+    inside_nodes,
+    rank_schedule,
+)
+from claw_plan.profiles.collective_trees import fill_rounds, pieces_of
 from claw_plan.profiles.units import NS_PER_S
+
+_ALL = attrgetter("all_reduce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +64,11 @@ class Links:
 
     intra: Hop
     inter: Hop
+
+    def half_bytes(self, num_nodes: int) -> float:
+        """What goes over the slower way in the time in which a message starts."""
+        hop = self.inter if num_nodes > 1 else self.intra
+        return hop.latency_ns * hop.bytes_per_s / NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +94,9 @@ class Round:
 
 def time_ns(algorithm: str, size_bytes: int, node_sizes: Sequence[int], links: Links) -> float:
     """Nanoseconds of an all-reduce of ranks that fill nodes of these sizes."""
-    rounds = rounds_of(algorithm, tuple(node_sizes))
+    half_bytes = links.half_bytes(len(node_sizes))
+    pieces = pieces_of(algorithm, size_bytes, sum(node_sizes), half_bytes)
+    rounds = rounds_of(algorithm, tuple(node_sizes), pieces)
     return sum(one.time_ns(size_bytes, links) for one in rounds)
 
 
@@ -86,8 +106,8 @@ def fastest(size_bytes: int, node_sizes: Sequence[int], links: Links) -> str:
 
 
 @lru_cache(maxsize=4096)
-def rounds_of(algorithm: str, node_sizes: tuple[int, ...]) -> tuple[Round, ...]:
-    """The rounds of an all-reduce."""
+def rounds_of(algorithm: str, node_sizes: tuple[int, ...], pieces: int = 1) -> tuple[Round, ...]:
+    """The rounds of an all-reduce; `pieces` are the chunks of a tree."""
     ranks, nodes = sum(node_sizes), len(node_sizes)
     if ranks == 1:
         return ()
@@ -100,7 +120,52 @@ def rounds_of(algorithm: str, node_sizes: tuple[int, ...]) -> tuple[Round, ...]:
         inner = Round(repeats=2 * (local - 1), inside=1 / local, between=0.0)
         outer = Round(repeats=2 * (nodes - 1), inside=0.0, between=1 / nodes)
         return tuple(one for one in (inner, outer) if one.repeats)
-    return _counted(algorithm, _filled(node_sizes))
+    if pieces > 1:
+        return _pipelined(node_sizes, pieces)
+    filled = _filled(node_sizes)
+    return _counted(_schedules(algorithm, filled), filled, _ALL)
+
+
+def _pipelined(node_sizes: tuple[int, ...], pieces: int) -> tuple[Round, ...]:
+    """Of two trees: alike where links are, else counted for as few chunks as show every round.
+
+    With all edges in use, what happens in two rounds is repeated for each further chunk.
+    """
+    ranks, nodes = sum(node_sizes), len(node_sizes)
+    if nodes in (1, ranks):
+        part, repeats = 1 / pieces, 2 * (pieces + fill_rounds(ranks))
+        return (Round(repeats=repeats, inside=part * (nodes == 1), between=part * (nodes > 1)),)
+    few = min(pieces, 2 * (fill_rounds(ranks) + 2))
+    filled = _filled(node_sizes)
+    rounds = [
+        replace(one, inside=one.inside * few / pieces, between=one.between * few / pieces)
+        for one in _counted(_schedules("tree", filled, few), filled, _ALL)
+    ]
+    middle = len(rounds) // 4  # of the way to the roots; the way back is the same
+    steady = [replace(one, repeats=pieces - few) for one in rounds[middle : middle + 2]]
+    return tuple(rounds + steady)
+
+
+@lru_cache(maxsize=4096)
+def gathering_rounds(algorithm: str, node_sizes: tuple[int, ...]) -> tuple[Round, ...]:
+    """Those in which every rank's part comes to all; `ring`, or doubling on powers of two."""
+    ranks, nodes = sum(node_sizes), len(node_sizes)
+    if algorithm == "ring":
+        inside = (max(node_sizes) > 1) / ranks
+        return (Round(repeats=ranks - 1, inside=inside, between=(nodes > 1) / ranks),)
+    filled = _filled(node_sizes)
+    return _counted(_schedules(algorithm, filled), filled, attrgetter("up"))
+
+
+@lru_cache(maxsize=4096)
+def node_rounds(node_sizes: tuple[int, ...]) -> tuple[Round, ...]:
+    """The first of `hierarchical`: after them every node's sums lie with its ranks, in parts."""
+    if len(set(node_sizes)) == 1:
+        local = node_sizes[0]
+        return (Round(repeats=local - 1, inside=1 / local, between=0.0),) * (local > 1)
+    filled = _filled(node_sizes)
+    parts = [inside_nodes(rank, filled)[0] for rank in range(sum(node_sizes))]
+    return _counted(parts, filled, attrgetter("down"))
 
 
 def _filled(node_sizes: Sequence[int]) -> Nodes:
@@ -108,11 +173,16 @@ def _filled(node_sizes: Sequence[int]) -> Nodes:
     return tuple(tuple(next(ranks) for _ in range(size)) for size in node_sizes)
 
 
-def _counted(algorithm: str, nodes: Nodes) -> tuple[Round, ...]:
-    """What every rank sends, round by round."""
+def _schedules(algorithm: str, nodes: Nodes, pieces: int = 1) -> list[RankSchedule]:
+    return [rank_schedule(algorithm, rank, nodes, pieces) for node in nodes for rank in node]
+
+
+def _counted(
+    parts: Sequence[RankSchedule], nodes: Nodes, steps_of: Callable[[RankSchedule], Steps]
+) -> tuple[Round, ...]:
+    """What every rank sends, round by round, in those that are asked for."""
     node_of = [index for index, node in enumerate(nodes) for _ in node]
-    parts = [rank_schedule(algorithm, rank, nodes) for rank in range(len(node_of))]
-    schedules, chunks = [part.all_reduce for part in parts], parts[0].chunks
+    schedules, chunks = [steps_of(part) for part in parts], parts[0].chunks
     return tuple(
         _busiest([steps[turn] for steps in schedules], node_of, chunks)
         for turn in range(len(schedules[0]))

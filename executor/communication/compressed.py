@@ -13,7 +13,6 @@ Source: Tang et al., "1-bit Adam", ICML 2021, section 4 and figure 3.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -28,10 +27,8 @@ from claw_plan.executor.communication.algorithms import (
 )
 from claw_plan.kernels.codec import Codec
 from claw_plan.kernels.error_feedback import ErrorFeedback
+from claw_plan.profiles.coded_means import part_bounds, part_sizes
 from claw_plan.profiles.collective_schedules import Nodes, inside_nodes
-
-UNIT = 8
-"""Chunks begin at multiples of so many elements: bits fill whole bytes."""
 
 
 class TwoPhaseFeedback:
@@ -93,7 +90,7 @@ def compressed_mean(
     numbers = flat.to(dtype, copy=True)
     nodes = nodes or flat_nodes(group)
     inside, elsewhere = inside_nodes(group.rank(), nodes)
-    bounds = chunk_bounds(flat.numel(), inside.chunks)
+    bounds = part_bounds(flat.numel(), inside.chunks)
     run_steps(numbers, inside.down, bounds, group)
     if elsewhere:
         own = numbers[bounds[inside.holds[0]] : bounds[inside.holds[1]]]
@@ -115,26 +112,16 @@ def compressed_reduce_scatter(
     """This rank's part of the mean: the first phase alone, nothing is gathered.
 
     For ranks that hold shards of what the mean is for. `sizes` are the elements of each rank's
-    part, None: by `chunk_bounds`. The server's feedback is not used.
+    part, None: by `part_sizes`. The server's feedback is not used.
     """
     if group.size() == 1:
         return flat.clone()
     dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
-    sizes = sizes or _sizes(flat.numel(), group.size())
+    sizes = sizes or part_sizes(flat.numel(), group.size())
     numbers = flat.to(dtype)
     members = range(group.size())
     part = _part_of_mean(numbers, codec, feedback, group, algorithm, members, sizes)
     return part.to(flat.dtype)
-
-
-def chunk_bounds(numel: int, parts: int) -> list[int]:
-    """Where each part begins, a multiple of `UNIT`, and `numel`."""
-    units = -(-numel // UNIT)
-    return [min(numel, UNIT * (units * part // parts)) for part in range(parts + 1)]
-
-
-def _sizes(numel: int, parts: int) -> list[int]:
-    return [end - begin for begin, end in pairwise(chunk_bounds(numel, parts))]
 
 
 def _two_phases(
@@ -146,7 +133,7 @@ def _two_phases(
     members: Sequence[int],
 ) -> Tensor:
     """The mean over `members` of the group, of which this rank is one."""
-    sizes = _sizes(numbers.numel(), len(members))
+    sizes = part_sizes(numbers.numel(), len(members))
     mean = _part_of_mean(numbers, codec, feedback, group, algorithm, members, sizes)
     code = codec.encode(mean) if feedback is None else feedback.server.encode(mean)
     wires = [codec.wire_bytes(size) for size in sizes]

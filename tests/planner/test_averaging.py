@@ -11,11 +11,11 @@ from claw_plan.planner.averaging import (
     AFTER_ALL,
     averaging,
     buckets_of,
-    part_sizes,
     residual_bytes,
 )
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Parameter
+from claw_plan.profiles.coded_means import part_sizes
 
 
 def parameter(name, unit, arrival=0):
@@ -91,11 +91,16 @@ def test_parts_are_even_multiples_of_eight_and_a_rest(elements, ranks):
     assert sum(bool(part % 8) for part in parts) <= 1
 
 
-def test_error_feedback_keeps_a_residual_at_the_worker_and_one_at_the_server():
-    kept = residual_bytes(Candidate(dp_replicate=4, codec="one_bit"), 100)
-    assert kept == 4 * 100 + 4 * 25
-    assert residual_bytes(Candidate(dp_replicate=4, codec="fp16"), 100) == 0
-    assert residual_bytes(Candidate(codec="one_bit"), 100) == 0
+def test_error_feedback_keeps_a_residual_at_the_worker_and_one_at_the_server(toys):
+    problem, one_bit = toys.problem(), Candidate(dp_replicate=4, codec="one_bit")
+    assert residual_bytes(problem, one_bit, 100) == 4 * 100 + 4 * 25
+    assert residual_bytes(problem, Candidate(dp_replicate=4, codec="fp16"), 100) == 0
+    assert residual_bytes(problem, Candidate(codec="one_bit"), 100) == 0
+    # Two nodes of two: a rank encodes half of its node's sum, and serves half of that.
+    nodes = toys.problem(cluster=toys.cluster(nodes=2, devices=2))
+    assert residual_bytes(nodes, replace(one_bit, collective="ring"), 160) == 4 * 160 + 4 * 40
+    kept = residual_bytes(nodes, replace(one_bit, collective="hierarchical"), 160)
+    assert kept == 4 * 80 + 4 * 40
 
 
 def test_the_library_averages_beside_the_computation(toys):

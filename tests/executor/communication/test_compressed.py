@@ -14,11 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from claw_plan.executor.communication.compressed import (
-    TwoPhaseFeedback,
-    chunk_bounds,
-)
+from claw_plan.executor.communication.compressed import TwoPhaseFeedback
 from claw_plan.kernels.codec import codec_of
+from claw_plan.profiles.coded_means import part_bounds
 
 RANK = Path(__file__).with_name("rank_compressed.py")
 sys.path.insert(0, str(RANK.parent))
@@ -115,7 +113,7 @@ def test_what_was_not_sent_is_in_the_residuals(found: list[dict[str, Any]], poli
             state = found[rank][key]["residuals"][policy]
             wanted[begin:end] -= state["worker.residual"].double() / encoders
             place = [r for r in slices if slices[r] == (begin, end)].index(rank)
-            edges = chunk_bounds(end - begin, encoders)
+            edges = part_bounds(end - begin, encoders)
             low, high = list(pairwise(edges))[place]
             wanted[begin + low : begin + high] -= state["server.residual"].double()
         error = (torch.stack(sent).double().sum(0) - wanted).abs().max()
@@ -131,7 +129,7 @@ def test_a_part_of_the_mean_keeps_its_account_too(found: list[dict[str, Any]]) -
         wanted = torch.stack([exact_mean(size, call) for call in range(CALLS)]).sum(0)
         for one in seen:
             wanted -= one["residuals"]["part"]["worker.residual"].double() / size
-        edges = chunk_bounds(LENGTH, size)
+        edges = part_bounds(LENGTH, size)
         for one, (low, high) in zip(seen, pairwise(edges), strict=True):
             sent = torch.stack(one["part"]).double().sum(0)
             assert (sent - wanted[low:high]).abs().max() <= 2e-6 * CALLS, (size, text, name)
@@ -149,12 +147,6 @@ def test_saved_feedback_goes_on_as_if_never_saved(found: list[dict[str, Any]]) -
     for ranks in found:
         assert torch.equal(ranks["resumed"], ranks["uninterrupted"])
         assert not torch.equal(ranks["forgotten"], ranks["uninterrupted"])
-
-
-def test_chunks_begin_at_whole_bytes_of_bits() -> None:
-    assert chunk_bounds(100, 3) == [0, 32, 64, 100]
-    assert chunk_bounds(5, 4) == [0, 0, 0, 0, 5]
-    assert chunk_bounds(0, 2) == [0, 0, 0]
 
 
 def test_feedback_saves_nothing_before_its_first_use() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from claw_plan.executor.communication.compressed import chunk_bounds
+from claw_plan.profiles.coded_means import part_bounds
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_a_codec_begins_once_the_buckets_are_final(hooked: Found) -> None:
 def test_what_came_is_what_went_less_the_errors(hooked: Found, codec: str) -> None:
     """Sum of means = mean of sums - mean of the workers' errors - the servers' errors."""
     found = [rank["sums_of_means"][codec] for rank in hooked]
-    bounds = chunk_bounds(len(found[0]["came"]), len(found))
+    bounds = part_bounds(len(found[0]["came"]), len(found))
     servers = torch.cat([one["errors"]["b.server.residual"] for one in found])
     assert [len(one["errors"]["b.server.residual"]) for one in found] == [
         end - begin for begin, end in pairwise(bounds)

@@ -21,7 +21,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor import Adam
-from claw_plan.executor.communication.compressed import chunk_bounds
+from claw_plan.profiles.coded_means import part_bounds
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.optimizers.compressed import CompressedOptimizer
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
@@ -192,7 +192,7 @@ def peer(steps: int, warmup: int) -> list[torch.Tensor]:
         denominator = (v / (1 - beta2 ** min(step, warmup))).sqrt() + 1e-8
         if step > warmup:
             active = (v > 0).nonzero().view(-1)
-            bounds = chunk_bounds(len(active), ranks)
+            bounds = part_bounds(len(active), ranks)
             sent = torch.stack([((beta1 * m + (1 - beta1) * g) / denominator) for g in gradients])
             sent = sent[:, active] + worker[:, active]
             codes = torch.stack([signs(row, bounds) for row in sent])
