@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "shaped"))
-from hosts import Hosts
+from hosts import SEGMENT, Hosts
 from switch import Port
 
 RANK = Path(__file__).parent / "shaped" / "bucket_rank.py"
@@ -34,7 +34,7 @@ BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 def measure(mbit: float, hosts: int, batch: int, rounds: int) -> dict[str, Any]:
     """One run on hosts with such links."""
     ports = [Port(bits_per_s=int(mbit * 1e6), delay_ns=DELAY_NS)] * hosts
-    with tempfile.TemporaryDirectory() as folder, Hosts(ports) as shaped:
+    with tempfile.TemporaryDirectory() as folder, Hosts(ports, SEGMENT) as shaped:
         result = Path(folder) / "result.json"
         command = [sys.executable, str(RANK), "--result", str(result), "--batch", str(batch)]
         command += ["--config", json.dumps(CONFIG), "--rounds", str(rounds)]
