@@ -13,17 +13,29 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor.communication.group_mean import GroupMean
-from claw_plan.executor.communication.hooks import compress_gradients
+from claw_plan.executor.communication.hooks import GradientMean, attach, compress_gradients
 from claw_plan.executor.communication.power_sgd import LowRankMean, attach_power_sgd
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
+from claw_plan.executor.optimizers.one_bit_lamb import OneBitLamb
 from claw_plan.executor.optimizers.power_sgd_adam import PowerSgdAdam
 from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
 from claw_plan.kernels.codec import codec_of
+from claw_plan.kernels.fp16_scale import Fp16Scale
 
 LEARNING_RATE = 3e-3
+"""AdamW's; others have theirs."""
+
+SGD_RATE, LAMB_RATE = 0.3, 0.03
+"""The best of 0.1, 0.3 and 1, and of 0.01, 0.03 and 0.1, after 500 steps of whole gradients."""
 
 WARMUP_SHARE = 0.15
-"""How much of the steps goes before variances are frozen."""
+"""How much of the steps goes before variances are frozen, or densities are at their least."""
+
+MOMENTUM = 0.9
+"""Of SGD, whoever keeps it."""
+
+DENSITIES = (0.25, 0.0625, 0.0156, 0.004, 0.001)
+"""Deep Gradient Compression's, each a fourth of the one before (its section 3.3)."""
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 Make = Callable[[nn.Module, dist.ProcessGroup, int], Trained]
@@ -36,6 +48,9 @@ class Method:
 
     title: str
     make: Make
+    rate: float = LEARNING_RATE
+    against: str = "adam"
+    """The method that it is compared with: the same optimizer with whole gradients."""
 
 
 def replicas(net: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel:
@@ -84,6 +99,67 @@ def gradients(codec: str) -> Make:
         return model, adam_w(net)
 
     return make
+
+
+def fp16(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+    """Gradients times a power of two that moves, as a plan's codec=fp16 does it."""
+    model, optimizer = replicas(net, group), adam_w(net)
+    means = GroupMean(group, codec_of("fp16"))
+    mean = GradientMean(means, whole_backwards=1, scale=Fp16Scale())
+    attach(model, mean)
+
+    def check(*_: object) -> None:
+        if not mean.take_finite():
+            raise OverflowError("a step would have been left out: begin with a smaller scale")
+
+    optimizer.register_step_pre_hook(check)
+    return model, optimizer
+
+
+def sgd(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+    model = replicas(net, group)
+    compress_gradients(model, GroupMean(group, codec_of("none")))
+    return model, torch.optim.SGD(net.parameters(), lr=SGD_RATE, momentum=MOMENTUM)
+
+
+def deep_gradient_compression(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+    """Momentum on each rank before top-k, of densities that fall in the warm-up."""
+    model, warmup = replicas(net, group), round(WARMUP_SHARE * steps)
+    mean = GradientMean(_sparse_mean(group, DENSITIES[0]), whole_backwards=1)
+    last, stage, backwards = len(DENSITIES) - 1, 0, 0
+
+    def hook(index: int, flat: torch.Tensor) -> torch.Tensor:
+        nonlocal stage, backwards
+        due = min(last, backwards * last // warmup)
+        if due != stage:
+            stage, sparser = due, _sparse_mean(group, DENSITIES[due])
+            sparser.load_state_dict(mean.means.state_dict())
+            mean.means = sparser
+        backwards += index == 0
+        return mean(index, flat)
+
+    attach(model, hook)
+    return model, torch.optim.SGD(net.parameters(), lr=SGD_RATE)
+
+
+def _sparse_mean(group: dist.ProcessGroup, density: float) -> GroupMean:
+    return GroupMean(group, codec_of(f"top_k:{density}"), momentum=MOMENTUM)
+
+
+def lamb(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+    """LAMB is 1-bit LAMB that never ends to warm up."""
+    return lamb_of(net, group, warmup=steps)
+
+
+def one_bit_lamb(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+    return lamb_of(net, group, warmup=round(WARMUP_SHARE * steps))
+
+
+def lamb_of(net: nn.Module, group: dist.ProcessGroup, *, warmup: int) -> Trained:
+    model = replicas(net, group)
+    optimizer = OneBitLamb(net.parameters(), lr=LAMB_RATE, warmup_steps=warmup, group=group)
+    optimizer.attach(model)
+    return model, optimizer
 
 
 def power_sgd(rank: int) -> Make:
@@ -153,5 +229,15 @@ METHODS = {
     "int8": Method(title="int8 gradients", make=gradients("int8")),
     "int4": Method(title="int4 gradients", make=gradients("int4")),
     "fp8": Method(title="fp8 gradients", make=gradients("fp8")),
+    "fp16": Method(title="fp16 gradients", make=fp16),
     "one_bit_gradients": Method(title="1-bit gradients", make=gradients("one_bit")),
+    "sgd": Method(title="SGD, momentum .9", make=sgd, rate=SGD_RATE, against="sgd"),
+    "dgc": Method(
+        title="Deep Gradient Compression, top-k .1 %",
+        make=deep_gradient_compression,
+        rate=SGD_RATE,
+        against="sgd",
+    ),
+    "lamb": Method(title="LAMB", make=lamb, rate=LAMB_RATE, against="lamb"),
+    "one_bit_lamb": Method(title="1-bit LAMB", make=one_bit_lamb, rate=LAMB_RATE, against="lamb"),
 }
