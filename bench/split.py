@@ -22,10 +22,10 @@ import torch
 import yaml
 
 from claw_plan.planner.model_source import load_model
-from claw_plan.planner.split_choice import BlockSplit, best_split, block_flows
-from claw_plan.planner.split_costs import SplitCosts
-from claw_plan.planner.split_graph import SplitGraph
-from claw_plan.planner.split_ways import Setting
+from claw_plan.planner.split.choice import BlockSplit, best_split, block_flows
+from claw_plan.planner.split.costs import SplitCosts
+from claw_plan.planner.split.graph import SplitGraph
+from claw_plan.planner.split.ways import Setting
 from claw_plan.planner.subject import Subject
 from claw_plan.profiles.cluster_file import load_cluster
 from claw_plan.profiles.cost_model import ClusterCostModel

@@ -16,7 +16,7 @@ from claw_plan.planner.plan_check import model_of_plan
 from claw_plan.planner.planned import Planned, open_planned
 from claw_plan.planner.posing import Progress
 from claw_plan.planner.score import Scored
-from claw_plan.planner.split_report import split_lines
+from claw_plan.planner.split.report import split_lines
 from claw_plan.planner.what_if import WhatIf, what_ifs
 from claw_plan.profiles.profile import Profile, load_profile
 

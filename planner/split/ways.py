@@ -1,7 +1,7 @@
 """From a block's data flow to a `SplitProgram`: the ways of each operator and what they take.
 
 Every operator can run whole. With a summed gradient (`shared`) it can too, for derivatives are
-linear in it. Along an axis (`split_axes`), or as a view (`split_views`), it runs divided. What
+linear in it. Along an axis (`axes`), or as a view (`views`), it runs divided. What
 enters the block is made by steps of their own: parameters are stored whole or cut, at no cost but
 memory; the hidden state comes whole, or along the sequence.
 """
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from claw_plan.planner.split_axes import KEEP, SUM, Axis, axes_of, is_sum
-from claw_plan.planner.split_costs import SplitCosts
-from claw_plan.planner.split_graph import FlowOp, SplitGraph
-from claw_plan.planner.split_program import SplitProgram, Step, Way
-from claw_plan.planner.split_states import (
+from claw_plan.planner.split.axes import KEEP, SUM, Axis, axes_of, is_sum
+from claw_plan.planner.split.costs import SplitCosts
+from claw_plan.planner.split.graph import FlowOp, SplitGraph
+from claw_plan.planner.split.program import SplitProgram, Step, Way
+from claw_plan.planner.split.states import (
     PARTIAL,
     SHARED,
     WHOLE,
@@ -25,7 +25,7 @@ from claw_plan.planner.split_states import (
     cut,
     fits,
 )
-from claw_plan.planner.split_views import (
+from claw_plan.planner.split.views import (
     JOINS,
     MOST_PIECES,
     is_view,

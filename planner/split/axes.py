@@ -4,7 +4,7 @@ An `Axis` says for every tensor of the operator which of its dimensions runs alo
 along the axis, each rank does its part of the work on its part of those dimensions; tensors
 without it are needed whole by every rank, and where the operator sums over it the result is a sum
 over the ranks too. Operators that are not known here have no axis: they run whole.
-`split_views` treats those that only change shapes.
+`views` treats those that only change shapes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from claw_plan.planner.split_graph import FlowOp, Ref, SplitGraph
+from claw_plan.planner.split.graph import FlowOp, Ref, SplitGraph
 
 SHARE, KEEP, SUM = -1, -2, -3
 """In place of a dimension: needed whole for a part of the work; needed whole after the sum, as

@@ -1,6 +1,6 @@
 """How one block is best divided over a tensor-parallel group, and what that saves: `BlockSplit`.
 
-The exact choice of `split_program` is told in the words of `tensor_parallel`: which parameters lie
+The exact choice of `split.program` is told in the words of `tensor_parallel`: which parameters lie
 in columns and which in rows, and what is exchanged. `agreeing` gives the rules of a finding that
 the choice uses: they are what the executor runs. What it cannot run (channels of convolutions,
 the inner size of fused experts) is priced here and not offered.
@@ -16,11 +16,11 @@ from claw_plan.planner.errors import TensorParallelError
 from claw_plan.planner.graph import TensorParallelRule
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.sequence_parallel_search import TRIAL_ERRORS, first_line
-from claw_plan.planner.split_costs import SplitCosts
-from claw_plan.planner.split_graph import SplitGraph, split_graph
-from claw_plan.planner.split_program import Choice, SplitProgram, cost_of, solve
-from claw_plan.planner.split_states import WHOLE, State, change_of
-from claw_plan.planner.split_ways import Setting, split_program
+from claw_plan.planner.split.costs import SplitCosts
+from claw_plan.planner.split.graph import SplitGraph, split_graph
+from claw_plan.planner.split.program import Choice, SplitProgram, cost_of, solve
+from claw_plan.planner.split.states import WHOLE, State, change_of
+from claw_plan.planner.split.ways import Setting, split_program
 from claw_plan.planner.subject import Subject
 from claw_plan.planner.tensor_parallel import COLUMN, ROW, regions_of
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from claw_plan.planner import split_program as module
-from claw_plan.planner.split_program import SplitProgram, Step, Way, cost_of, solve
-from claw_plan.planner.split_states import PARTIAL, SHARED, WHOLE, State, cut
+from claw_plan.planner.split import program as module
+from claw_plan.planner.split.program import SplitProgram, Step, Way, cost_of, solve
+from claw_plan.planner.split.states import PARTIAL, SHARED, WHOLE, State, cut
 
 STATES = (WHOLE, SHARED, PARTIAL, cut(0), cut(1))
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from claw_plan.planner.model_source import load_model
-from claw_plan.planner.split_choice import agreeing, best_split, beyond, block_flows, costs_on
-from claw_plan.planner.split_costs import SplitCosts
-from claw_plan.planner.split_graph import SplitGraph
-from claw_plan.planner.split_ways import Setting
+from claw_plan.planner.split.choice import agreeing, best_split, beyond, block_flows, costs_on
+from claw_plan.planner.split.costs import SplitCosts
+from claw_plan.planner.split.graph import SplitGraph
+from claw_plan.planner.split.ways import Setting
 from claw_plan.planner.subject import Subject
 from claw_plan.planner.tensor_parallel_search import find_rules
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMON = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 32,

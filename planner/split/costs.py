@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from claw_plan.planner.op_work import Work
-from claw_plan.planner.split_axes import Axis
-from claw_plan.planner.split_graph import FlowOp, FlowTensor, SplitGraph
-from claw_plan.planner.split_states import Change, State
+from claw_plan.planner.split.axes import Axis
+from claw_plan.planner.split.graph import FlowOp, FlowTensor, SplitGraph
+from claw_plan.planner.split.states import Change, State
 from claw_plan.profiles.work import OpWork
 
 CONV_DIMS = {"batch": 0, "row": 1, "column": 2, "channels": 2, "groups": 2}

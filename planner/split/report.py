@@ -1,6 +1,6 @@
 """What tensor parallelism divides in each kind of block and what that saves, one line each.
 
-`explain` prints it: the exact choice of `split_choice` at the plan's degree and microbatch, beside
+`explain` prints it: the choice of `split.choice` at the plan's degree and microbatch, beside
 what the plan's rules divide.
 """
 
@@ -15,7 +15,7 @@ from claw_plan.planner.errors import TensorParallelError
 from claw_plan.planner.graph import ModelGraph, TensorParallelRule
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.problem import Problem
-from claw_plan.planner.split_choice import (
+from claw_plan.planner.split.choice import (
     BlockSplit,
     agreeing,
     best_split,
@@ -23,8 +23,8 @@ from claw_plan.planner.split_choice import (
     block_flows,
     costs_on,
 )
-from claw_plan.planner.split_graph import SplitGraph
-from claw_plan.planner.split_ways import Setting
+from claw_plan.planner.split.graph import SplitGraph
+from claw_plan.planner.split.ways import Setting
 from claw_plan.planner.subject import Subject
 from claw_plan.planner.tensor_parallel import REGION
 from claw_plan.profiles.units import format_ns

@@ -9,8 +9,8 @@ shared   the whole                  a part of a sum: each rank's work saw a part
 partial  a part of a sum            the whole gradient
 cut      a rank's part of a dim     a rank's part of that dim
 
-`change_of` names the collectives that bring a tensor from one to another. `split_rules` tells
-which states an operator takes and gives, `split_program` chooses among them.
+`change_of` names the collectives that bring a tensor from one to another. `ways` tells
+which states an operator takes and gives, `program` chooses among them.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import torch
 
 from claw_plan.planner.block_calls import BlockCall
 from claw_plan.planner.head_shard import slice_piecewise
-from claw_plan.planner.split_graph import SplitGraph, split_graph
-from claw_plan.planner.split_states import State, cut, fits
-from claw_plan.planner.split_views import is_view, join_of, pieces_of, reshaped, view_of
+from claw_plan.planner.split.graph import SplitGraph, split_graph
+from claw_plan.planner.split.states import State, cut, fits
+from claw_plan.planner.split.views import is_view, join_of, pieces_of, reshaped, view_of
 
 aten = torch.ops.aten
 RANKS = 2

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from claw_plan.planner.errors import TensorParallelError
-from claw_plan.planner.split_states import State
+from claw_plan.planner.split.states import State
 
 Price = Callable[[int, State, State], int | None]
 """(tensor, from, to) to nanoseconds of both passes, None where there is no such change."""

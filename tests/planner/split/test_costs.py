@@ -5,10 +5,10 @@ import torch
 import torch.nn as nn
 
 from claw_plan.planner.block_calls import BlockCall
-from claw_plan.planner.split_axes import axes_of
-from claw_plan.planner.split_costs import SplitCosts
-from claw_plan.planner.split_graph import FlowTensor, SplitGraph, split_graph
-from claw_plan.planner.split_states import PARTIAL, SHARED, WHOLE, Change, cut
+from claw_plan.planner.split.axes import axes_of
+from claw_plan.planner.split.costs import SplitCosts
+from claw_plan.planner.split.graph import FlowTensor, SplitGraph, split_graph
+from claw_plan.planner.split.states import PARTIAL, SHARED, WHOLE, Change, cut
 from claw_plan.profiles.work import OpWork
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from claw_plan.planner.split_graph import FlowOp, SplitGraph
-from claw_plan.planner.split_states import State, cut, fits
+from claw_plan.planner.split.graph import FlowOp, SplitGraph
+from claw_plan.planner.split.states import State, cut, fits
 
 RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "unflatten", "_reshape_alias"))
 PERMUTES = frozenset(("t", "transpose", "permute"))

@@ -7,12 +7,12 @@ import pytest
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.problem import Problem, Training
-from claw_plan.planner.split_report import split_lines
+from claw_plan.planner.split.report import split_lines
 from claw_plan.planner.trace import trace
 from claw_plan.profiles.cluster_file import load_cluster
 from claw_plan.profiles.cost_model import ClusterCostModel
 
-GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
+GPT = Path(__file__).parents[3] / "examples" / "gpt.py"
 
 
 def posed(heads: int, width: int) -> tuple[LoadedModel, Problem]:

@@ -3,10 +3,10 @@ import torch
 import torch.nn as nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from claw_plan.planner import split_graph as module
 from claw_plan.planner.block_calls import BlockCall
 from claw_plan.planner.errors import TensorParallelError
-from claw_plan.planner.split_graph import SplitGraph, split_graph
+from claw_plan.planner.split import graph as module
+from claw_plan.planner.split.graph import SplitGraph, split_graph
 
 
 class Mlp(nn.Module):

@@ -1,7 +1,7 @@
 """`SplitGraph`: the data flow of one block, operator by operator, as one forward pass shows it.
 
 A `BlockCall` runs once more on its fake tensors with a watch below autograd. The operators are
-those that `recorder` sees; what no result depends on is left out. `split_rules` reads from it how
+those that `recorder` sees; what no result depends on is left out. `ways` reads from it how
 each operator can be divided.
 """
 

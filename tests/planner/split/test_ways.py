@@ -6,10 +6,10 @@ import torch
 import torch.nn as nn
 
 from claw_plan.planner.block_calls import BlockCall
-from claw_plan.planner.split_costs import SplitCosts
-from claw_plan.planner.split_graph import SplitGraph, split_graph
-from claw_plan.planner.split_program import Choice, cost_of, solve
-from claw_plan.planner.split_ways import Setting, split_program
+from claw_plan.planner.split.costs import SplitCosts
+from claw_plan.planner.split.graph import SplitGraph, split_graph
+from claw_plan.planner.split.program import Choice, cost_of, solve
+from claw_plan.planner.split.ways import Setting, split_program
 
 SEQ = 8
 

@@ -10,8 +10,8 @@ import torch
 
 from claw_plan.planner.block_calls import BlockCall
 from claw_plan.planner.head_shard import join_piecewise, slice_piecewise
-from claw_plan.planner.split_axes import KEEP, SUM, Axis, axes_of, is_sum
-from claw_plan.planner.split_graph import FlowOp, SplitGraph, split_graph
+from claw_plan.planner.split.axes import KEEP, SUM, Axis, axes_of, is_sum
+from claw_plan.planner.split.graph import FlowOp, SplitGraph, split_graph
 
 aten = torch.ops.aten
 RANKS = 2

@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from claw_plan.planner.split_states import (
+from claw_plan.planner.split.states import (
     PARTIAL,
     SHARED,
     WHOLE,
