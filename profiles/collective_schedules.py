@@ -9,20 +9,24 @@ backwards with copies instead of sums: gathering is scattering played in reverse
 rank sends at most one run of chunks to one rank and receives at most one.
 
 - `ring`: n-1 rounds around the ring, every message one n-th of the buffer.
-- `tree`: a binomial tree, the whole buffer in every message; not pipelined.
+- `tree`: a ring inside every node, then two trees between nodes of ranks of equal place, each for
+  one half of what is there, in several chunks (`collective_trees`); on one node the trees alone.
+  In one chunk it is a binomial tree over all ranks, with whole buffers.
 - `recursive_doubling`: partners at distances 1, 2, 4, … exchange whole buffers.
 - `halving_doubling`: the same partners exchange halves, quarters, …; near ranks the large parts.
 - `hierarchical`: a ring inside every node, then rings between nodes of ranks of equal place.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-MPICH", IJHPCA 19 (2005), sections 4.1 to 4.5, for all but the last; Cho et al., "BlueConnect",
-SysML 2019, for the last.
+MPICH", IJHPCA 19 (2005), sections 4.1 to 4.5, for all but the last and trees in chunks; Cho et
+al., "BlueConnect", SysML 2019, for the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+from claw_plan.profiles.collective_trees import double_tree, root_of
 
 Nodes = tuple[tuple[int, ...], ...]
 """The group's ranks node by node; a ring runs through them in this order."""
@@ -71,14 +75,17 @@ class RankSchedule:
         return self.down + self.across + self.up
 
 
-def rank_schedule(algorithm: str, rank: int, nodes: Nodes) -> RankSchedule:
-    """The part of `rank`, which stands in `nodes`; with one rank there is nothing to do."""
+def rank_schedule(algorithm: str, rank: int, nodes: Nodes, pieces: int = 1) -> RankSchedule:
+    """The part of `rank`, which stands in `nodes`; with one rank there is nothing to do.
+
+    `pieces` are the chunks of a tree, 1 or an even number (`collective_trees.pieces_of`).
+    """
     order = [one for node in nodes for one in node]
     place = order.index(rank)
     if algorithm == "ring":
         return _ring(place, order)
     if algorithm == "tree":
-        return _tree(place, order)
+        return _tree(place, order) if pieces == 1 else _double_tree(rank, nodes, pieces)
     if algorithm == "hierarchical":
         return _hierarchical(rank, nodes)
     if algorithm in ("recursive_doubling", "halving_doubling"):
@@ -147,6 +154,27 @@ def _tree(place: int, order: Sequence[int]) -> RankSchedule:
     return RankSchedule(chunks=1, down=tuple(down), across=(), holds=(0, int(place == 0)))
 
 
+def _tree_down(place: int, members: Sequence[int], first: int, count: int) -> tuple[Steps, Chunks]:
+    """Two trees over the members, each with so many chunks from `first` on; what is whole here."""
+    edges = double_tree(len(members))
+    last = max((edge.first_round for edge in edges), default=-1) + 2 * (count - 1)
+    steps: list[Step | None] = [None] * (last + 1)
+    for edge in edges:
+        if place not in (edge.child, edge.parent):
+            continue
+        for chunk in range(count):
+            turn, part = edge.first_round + 2 * chunk, first + edge.tree * count + chunk
+            step, moved = steps[turn] or Step(), (part, part + 1)
+            if place == edge.child:
+                step = replace(step, target=members[edge.parent], sends=moved)
+            else:
+                step = replace(step, source=members[edge.child], receives=moved, adds=True)
+            steps[turn] = step
+    own = [tree for tree in (0, 1) if root_of(tree, len(members)) == place]
+    holds = (first + own[0] * count, first + (own[-1] + 1) * count) if own else (0, 0)
+    return tuple(steps), holds
+
+
 def _doubling(place: int, order: Sequence[int], *, halves: bool) -> RankSchedule:
     """Ranks beyond the largest power of two give their numbers to the first ones and wait."""
     core = 1 << (len(order).bit_length() - 1)
@@ -208,18 +236,41 @@ def inside_nodes(rank: int, nodes: Nodes) -> tuple[RankSchedule, tuple[int, ...]
 
 
 def _hierarchical(rank: int, nodes: Nodes) -> RankSchedule:
+    def ring(place: int, members: Sequence[int], first: int) -> tuple[Steps, Chunks]:
+        parts = [(first + part, first + part + 1) for part in range(len(members))]
+        return _ring_scatter(place, members, parts), parts[place]
+
+    return _two_levels(rank, nodes, len(nodes), ring)
+
+
+def _double_tree(rank: int, nodes: Nodes, pieces: int) -> RankSchedule:
+    def trees(place: int, members: Sequence[int], first: int) -> tuple[Steps, Chunks]:
+        return _tree_down(place, members, first, pieces // 2)
+
+    if len(nodes) == 1:
+        nodes = tuple((one,) for one in nodes[0])
+    return _two_levels(rank, nodes, pieces, trees)
+
+
+def _two_levels(
+    rank: int,
+    nodes: Nodes,
+    pieces: int,
+    between: Callable[[int, Sequence[int], int], tuple[Steps, Chunks]],
+) -> RankSchedule:
+    """A ring inside nodes, then what `between` does with a place among ranks and a first chunk.
+
+    Every part of a node is cut into so many pieces for it.
+    """
     inside, elsewhere = inside_nodes(rank, nodes)
-    count = len(nodes)
-    down = tuple(step and _finer(step, count) for step in inside.down)
-    chunks = inside.chunks * count
+    down = tuple(step and _finer(step, pieces) for step in inside.down)
+    chunks = inside.chunks * pieces
     if not elsewhere:
-        down += (None,) * (count - 1)
+        outer, _ = between(0, range(len(nodes)), 0)  # for the number of its rounds
+        down += (None,) * len(outer)
         return RankSchedule(chunks=chunks, down=down, across=(), holds=(0, 0))
-    first = inside.holds[0] * count
-    parts = [(first + part, first + part + 1) for part in range(count)]
-    place = elsewhere.index(rank)
-    down += _ring_scatter(place, elsewhere, parts)
-    return RankSchedule(chunks=chunks, down=down, across=(), holds=parts[place])
+    outer, holds = between(elsewhere.index(rank), elsewhere, inside.holds[0] * pieces)
+    return RankSchedule(chunks=chunks, down=down + outer, across=(), holds=holds)
 
 
 def _finer(step: Step, pieces: int) -> Step:

@@ -57,23 +57,41 @@ def own(parts: list[RankSchedule]) -> Terms:
     return [[[rank] for _ in range(part.chunks)] for rank, part in enumerate(parts)]
 
 
-@given(st.sampled_from(ALGORITHMS), layouts())
+PIECES = st.sampled_from([1, 2, 4, 10])
+"""Of a tree."""
+
+
+@given(st.sampled_from(ALGORITHMS), layouts(), PIECES)
 @settings(deadline=None)
-def test_every_rank_ends_with_each_ranks_numbers_once(algorithm: str, nodes: Nodes) -> None:
+def test_every_rank_ends_with_each_ranks_numbers_once(
+    algorithm: str, nodes: Nodes, pieces: int
+) -> None:
     ranks = sum(node_sizes(nodes))
-    parts = [rank_schedule(algorithm, rank, nodes) for rank in range(ranks)]
+    parts = [rank_schedule(algorithm, rank, nodes, pieces) for rank in range(ranks)]
     assert len({part.chunks for part in parts}) == 1
     ended = play([part.all_reduce for part in parts], own(parts))
     assert ended == [[list(range(ranks))] * parts[0].chunks] * ranks
 
 
-@given(st.sampled_from(ALGORITHMS), layouts())
+@pytest.mark.parametrize("ranks", [*range(2, 18), 31, 32, 33, 48, 63, 64])
+@pytest.mark.parametrize("pieces", [1, 2, 6])
+def test_trees_of_up_to_64(ranks: int, pieces: int) -> None:
+    for nodes in (alike(ranks), alike(ranks, 1 + ranks // 3)):
+        parts = [rank_schedule("tree", rank, nodes, pieces) for rank in range(ranks)]
+        ended = play([part.all_reduce for part in parts], own(parts))
+        assert ended == [[list(range(ranks))] * parts[0].chunks] * ranks
+        assert len({len(part.all_reduce) for part in parts}) == 1
+
+
+@given(st.sampled_from(ALGORITHMS), layouts(), PIECES)
 @settings(deadline=None)
-def test_on_the_way_each_chunk_is_whole_where_it_is_held(algorithm: str, nodes: Nodes) -> None:
+def test_on_the_way_each_chunk_is_whole_where_it_is_held(
+    algorithm: str, nodes: Nodes, pieces: int
+) -> None:
     ranks = sum(node_sizes(nodes))
-    parts = [rank_schedule(algorithm, rank, nodes) for rank in range(ranks)]
+    parts = [rank_schedule(algorithm, rank, nodes, pieces) for rank in range(ranks)]
     ended = play([part.down for part in parts], own(parts))
-    holders = scatter_chunks(algorithm, nodes)
+    holders = scatter_chunks(algorithm, nodes) if pieces == 1 else None
     if holders is not None:
         assert sorted(holders) == list(range(ranks))
     for rank, part in enumerate(parts):
@@ -103,6 +121,24 @@ def test_a_ring_of_three_by_hand() -> None:
     second = Step(target=1, sends=(1, 2), source=2, receives=(0, 1), adds=True)
     assert schedule.down == (first, second)
     assert schedule.up[0] == Step(target=2, sends=(0, 1), source=1, receives=(1, 2))
+
+
+def test_two_trees_of_four_by_hand() -> None:
+    """0 <- 2 <- 1, 3 and mirrored 3 <- 1 <- 2, 0: inner ranks of one are leaves of the other."""
+    schedules = [rank_schedule("tree", rank, alike(4), 2) for rank in range(4)]
+    sent = [
+        [(turn, step.target, step.sends) for turn, step in enumerate(one.down) if step]
+        for one in schedules
+    ]
+    first, second = (0, 1), (1, 2)
+    for rank, goes in enumerate(sent):
+        targets = {(0, second): 1, (1, first): 2, (1, second): 3, (2, first): 0, (2, second): 1}
+        targets |= {(3, first): 2}
+        for _, target, part in goes:
+            if target >= 0:
+                assert targets.pop((rank, part)) == target
+    assert [one.holds for one in schedules] == [(0, 1), (0, 0), (0, 0), (1, 2)]
+    assert len(schedules[0].down) == 3
 
 
 def test_the_largest_messages_of_halving_stay_near() -> None:
