@@ -22,11 +22,11 @@ from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
 from claw_plan.kernels.codec import codec_of
 from claw_plan.planner.averaging import codec_works
 from claw_plan.planner.supported import CODECS, OF_MOMENTUM
-from claw_plan.profiles.codecs import describe_codec
+from claw_plan.profiles.codecs import LOW_RANK, describe_codec
 from claw_plan.profiles.work import OpWork
 
-MEASURED = tuple(name for name in CODECS if name != "threshold")
-"""Those that need no parameters."""
+MEASURED = tuple(name for name in CODECS if name not in ("threshold", LOW_RANK))
+"""Those that need no parameters; PowerSGD's products are measured as products."""
 
 ELEMENTS = 1 << 20
 """More than a core's own caches hold, as the buckets of a model that is worth compressing. Where

@@ -207,7 +207,8 @@ class Checkpointer:
         exchange = self._compiled.exchange
         if exchange is not None:
             device = self._compiled.device
-            exchange.state.load_rank_state({n: box.tensor.to(device) for n, box in errors.items()})
+            own = {name: box.tensor.to(device) for name, box in errors.items()}
+            exchange.resume(own, header.step)
         if not errors and any(key.startswith(f"{ERRORS}.") for key in stored):
             self.note = (
                 f"what codec={header.candidate.get('codec')} had not sent when {header.step} "

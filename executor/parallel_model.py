@@ -28,6 +28,7 @@ from claw_plan.executor.communication.hooks import mean_once
 from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.dropout import seed_forwards
 from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.exchange_refusal import refuse_exchange
 from claw_plan.executor.expert_parallel import ExpertParallel
 from claw_plan.executor.gradients import TiedGradients, reduce_gradients, share_of_mean
 from claw_plan.executor.loss_scale import LossScale
@@ -47,7 +48,6 @@ from claw_plan.executor.replica_exchange import (
     evened_over_tp,
     make_exchange,
     optimizer_maker,
-    refuse_exchange,
 )
 from claw_plan.executor.sharding import stays_whole
 from claw_plan.executor.stages import Stage
@@ -370,6 +370,8 @@ def _make_accumulation(compiled: ParallelModel, *, replicates: bool) -> None:
             finds_unreached=bool(compiled.unreached),
             left_out=list(compiled.experts.parameters.values()) if compiled.experts else (),
         )
+        if compiled.exchange is not None:
+            compiled.exchange.lay_out(compiled.module)
     if knobs.bucket_order and isinstance(compiled.module, Replicas):
         _wait_in_next_forward(compiled, compiled.module)
     compiled.schedule = partial(

@@ -2,7 +2,7 @@
 
 Codecs whose errors a second moment would not forgive carry AdamW's momentum (1-bit Adam and its
 kin: one_bit, top_k, threshold); the others carry gradients. Under plain SGD, which is linear in
-gradients, all do.
+gradients, all do. PowerSGD (low_rank) carries gradients under any, after a warm-up.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import torch.nn as nn
 from claw_plan.executor.checkpoint_layout import divided_as
 from claw_plan.executor.communication.algorithms import NATIVE
 from claw_plan.executor.communication.bucket_checks import BucketChecks
-from claw_plan.executor.communication.group import group_over
+from claw_plan.executor.communication.group import group_over, open_ways
 from claw_plan.executor.communication.group_mean import GroupMean
 from claw_plan.executor.communication.hooks import GradientMean, Mean
+from claw_plan.executor.communication.power_sgd import LowRankBuckets
+from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.communication.selector import Probe, Selector, Switch
 from claw_plan.executor.communication.selector_options import SelectorOptions, parse_options
 from claw_plan.executor.communication.shard_mean import ShardMean, reduce_by
 from claw_plan.executor.communication.whole_mean import WholeMean, checked
-from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
@@ -36,8 +37,8 @@ from claw_plan.kernels.plain import Half
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
-from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.planner.supported import OF_MOMENTUM
+from claw_plan.profiles.codecs import LOW_RANK, describe_codec
 from claw_plan.profiles.collective_schedules import Nodes
 
 if TYPE_CHECKING:
@@ -115,6 +116,19 @@ class Exchange:
         """What buckets of so many bytes go by, where a selector chooses."""
         return {} if self.selector is None else self.selector.used()
 
+    def lay_out(self, module: nn.Module) -> None:
+        """What buckets consist of, for who asks: as the module that replicates has them."""
+        means = None if self.gradients is None else self.gradients.means
+        if isinstance(means, LowRankBuckets):
+            assert isinstance(module, Replicas), "whole replicas meet through a reducer of ours"
+            means.lay_out([[view.shape for view in bucket.views] for bucket in module.buckets])
+
+    def resume(self, state: Mapping[str, torch.Tensor], steps: int) -> None:
+        """Takes up the rank's state as it was after so many steps; nothing begins at zero."""
+        self.state.load_rank_state(state)
+        if self.gradients is not None:
+            self.gradients.backwards = steps
+
     def settle(self) -> None:
         """Raises ExecutionError if a bit was changed in any step so far."""
         if self.checks is not None:
@@ -131,105 +145,9 @@ def without_codec(plan: Plan) -> Plan:
     return plan.model_copy(update={"candidate": plan.candidate | {"codec": UNCODED}})
 
 
-def refuse_exchange(
-    plan: Plan, loaded: LoadedModel, options: ExchangeOptions = AS_PLANNED
-) -> None:
-    """Raises ExecutionError where codec, algorithm or the run's options have nothing to act on."""
-    knobs = plan.knobs()
-    if not needs_exchange(knobs) and not options:
-        return
-    if options or knobs.codec == UNCODED:
-        _refuse_whole(plan, options)
-    if codec_of(knobs.codec).name in OF_MOMENTUM:
-        _refuse_momentum(plan, loaded)
-    elif knobs.codec != UNCODED:
-        _refuse_encoded(plan)
-
-
-def _refuse_whole(plan: Plan, options: ExchangeOptions) -> None:
-    """Of other algorithms, selection and checks."""
-    knobs = plan.knobs()
-    asked, without = f"collective={knobs.collective}", "codec=none"
-    if options:
-        asked, without = options.asked(), f"leave {options.asked()} out"
-    if options.selector is not None and knobs.codec != UNCODED:
-        raise ExecutionError(
-            f"{asked}: it measures all-reduces of whole gradients, but the plan sends them as "
-            f"{knobs.codec}; leave --selector out, or use codec=none"
-        )
-    _refuse_shards(plan, asked, without)
-    if knobs.pp > 1 or knobs.dp_replicate == 1 or (knobs.tp > 1 and knobs.codec != UNCODED):
-        raise ExecutionError(
-            f"{asked}: it acts where replicas alone meet; use pp=1, tp=1 and dp_replicate above "
-            f"1, or {without}"
-        )
-
-
-def _refuse_momentum(plan: Plan, loaded: LoadedModel) -> None:
-    """Of codecs that carry AdamW's momentum, or gradients under another optimizer."""
-    knobs = plan.knobs()
-    asked, of_momentum = f"codec={knobs.codec}", sends_momentum(plan, loaded)
-    _refuse_shards(plan, asked, "codec=int8")
-    if knobs.pp > 1 or knobs.dp_replicate == 1 or knobs.tp > 1:
-        raise ExecutionError(
-            f"{asked}: it acts where replicas alone meet; use pp=1, tp=1 and dp_replicate above "
-            "1, or codec=int8"
-        )
-    if of_momentum and knobs.offload != "none":
-        raise ExecutionError(
-            f"{asked}: the momentum that travels lies on the host with offload={knobs.offload}; "
-            "use offload=none, or codec=int8"
-        )
-    if of_momentum and plan.training.clip_norm is not None:
-        raise ExecutionError(
-            f"{asked}: after its warm-up no rank has the mean gradient whose norm clip_norm "
-            "bounds; leave clip_norm out, or use codec=int8"
-        )
-
-
-def _refuse_shards(plan: Plan, asked: str, without: str) -> None:
-    if plan.knobs().dp_shard > 1 or plan.training.precision != "float32":
-        raise ExecutionError(
-            f"{asked}: fully_shard reduces gradients itself, in shards or in precision "
-            f"{plan.training.precision}; use dp_shard=1 and --precision float32, or {without}"
-        )
-
-
-def _refuse_encoded(plan: Plan) -> None:
-    """Of codecs that carry gradients."""
-    knobs = plan.knobs()
-    asked = f"codec={knobs.codec}"
-    if knobs.dp_replicate == 1 and knobs.dp_shard == 1:
-        raise ExecutionError(
-            f"{asked}: it acts where gradients are averaged; use dp_replicate or dp_shard above "
-            "1, or codec=none"
-        )
-    if plan.training.precision == "float16":
-        raise ExecutionError(
-            f"{asked}: what it has not sent would be in units of a loss scale that moves; use "
-            "--precision bf16 or fp32, or codec=none"
-        )
-    for axis, of in (("cp", "the same parameters' parts of a sequence"), ("ep", "other experts")):
-        if getattr(knobs, axis) > 1:
-            raise ExecutionError(
-                f"{asked}: ranks of {axis} average {of}, which no codec does; use {axis}=1, or "
-                "codec=none"
-            )
-    if plan.schedule.name in ASYNCHRONOUS:
-        raise ExecutionError(
-            f"{asked}: schedule={plan.schedule.name} averages gradients of steps that overlap; "
-            "use another schedule, or codec=none"
-        )
-    if knobs.offload != "none" and not knobs.reduces_in_backward:
-        raise ExecutionError(
-            f"{asked} is not proven with offload={knobs.offload} where shards or stages meet; "
-            "use offload=none, or codec=none"
-        )
-
-
 def sends_momentum(plan: Plan, loaded: LoadedModel) -> bool:
     """Whether the optimizer's momentum travels in place of gradients."""
-    name = codec_of(plan.knobs().codec).name
+    name = describe_codec(plan.knobs().codec).name
     is_adamw = loaded.optimizer is None and plan.training.optimizer == "adamw"
     return is_adamw and name in OF_MOMENTUM
 
@@ -237,7 +155,8 @@ def sends_momentum(plan: Plan, loaded: LoadedModel) -> bool:
 def warmup_note(plan: Plan, loaded: LoadedModel, steps: int) -> str:
     """What to say of a run whose steps all, or first, send whole gradients; mostly nothing."""
     warmup = plan.training.codec_warmup_steps
-    if plan.knobs().codec == UNCODED or not sends_momentum(plan, loaded):
+    warms_up = sends_momentum(plan, loaded) or describe_codec(plan.knobs().codec).name == LOW_RANK
+    if plan.knobs().codec == UNCODED or not warms_up:
         return ""
     said = f"codec={plan.knobs().codec}: the first {warmup} steps send whole gradients"
     reach = "" if steps > warmup else f", and this run ends after {steps}"
@@ -294,6 +213,8 @@ def make_exchange(
         checks = BucketChecks(means["group"], torch.device(mesh.device_mesh.device_type))
     if plan.knobs().codec == UNCODED:
         return _whole_exchange(means, options, checks)
+    if means["algorithm"] != NATIVE:
+        open_ways(means["group"])
     if isinstance(optimizer, OneBitAdam):
         optimizer.averages_itself = False
         exchange = Exchange(mean=optimizer.mean_of_bucket, state=optimizer)
@@ -309,13 +230,17 @@ def _gradients_through(
     plan: Plan, mesh: Mesh, means: Mapping[str, Any], stages: Sequence[nn.Module]
 ) -> GradientMean:
     """Gradients as codes: between replicas, or between shards where there are no replicas."""
-    knobs, codec = plan.knobs(), codec_of(plan.knobs().codec)
-    scale = None
+    knobs, described = plan.knobs(), describe_codec(plan.knobs().codec)
+    # Others than replicas hold other parts, and all must take a step or leave it out.
+    meets = dist.group.WORLD if max(knobs.tp, knobs.pp, knobs.dp_shard) > 1 else None
+    if described.name == LOW_RANK:
+        low_rank = LowRankBuckets(rank=int(described.parameters["rank"]), **means)
+        warmup = plan.training.codec_warmup_steps
+        return GradientMean(low_rank, whole_backwards=warmup, meets=meets)
+    codec, scale = codec_of(knobs.codec), None
     if isinstance(codec, Half):
         window = plan.training.loss_scale_window
         scale = Fp16Scale(exponent=codec.exponent, growth_interval=window)
-    # Others than replicas hold other parts, and all must take a step or leave it out.
-    meets = dist.group.WORLD if max(knobs.tp, knobs.pp, knobs.dp_shard) > 1 else None
     if knobs.dp_replicate > 1:
         return GradientMean(GroupMean(codec=codec, **means), scale=scale, meets=meets)
     shards = ShardMean(mesh.group("dp_shard"), codec)

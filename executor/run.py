@@ -18,6 +18,7 @@ from claw_plan.executor.batches import make_source
 from claw_plan.executor.checkpoint_folder import checkpoints_in
 from claw_plan.executor.checkpoint_options import CheckpointOptions
 from claw_plan.executor.errors import ExecutionError
+from claw_plan.executor.exchange_refusal import refuse_exchange
 from claw_plan.executor.job import TRAIN, Job, Progress, end_together
 from claw_plan.executor.launch import HERE, Launch, say_all, start_here
 from claw_plan.executor.launch_hosts import hosts_for, start_on_hosts
@@ -26,7 +27,7 @@ from claw_plan.executor.placement import check_count
 from claw_plan.executor.preflight import PREFLIGHT_FILE, preflight
 from claw_plan.executor.rank_work import among_others, meet_others, set_environment, told_by_rank_0
 from claw_plan.executor.ranks import Rank
-from claw_plan.executor.replica_exchange import options_of, refuse_exchange, warmup_note
+from claw_plan.executor.replica_exchange import options_of, warmup_note
 from claw_plan.executor.run_files import RunResult, make_run_folder, read_result, write_run
 from claw_plan.executor.train import STEPS_FILE, OnStep, train
 from claw_plan.planner.plan import Plan, load_plan

@@ -24,13 +24,13 @@ from claw_plan.planner.bucket_plan import filled_buckets
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.coded_rounds import exchanges_by
 from claw_plan.planner.graph import Parameter
+from claw_plan.planner.low_rank import Shapes, factors_in, is_low_rank, kernels_ns
 from claw_plan.planner.lower_data import memory_work
-from claw_plan.planner.low_rank import kernels_ns
 from claw_plan.planner.message_rounds import added_bytes, all_reduce_by
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.supported import OF_MOMENTUM
-from claw_plan.profiles.codecs import LOW_RANK, CodecDescriptor, describe_codec, factors_of
+from claw_plan.profiles.codecs import CodecDescriptor, describe_codec
 from claw_plan.profiles.coded_means import own_elements, part_sizes
 from claw_plan.profiles.collective_schedules import alike
 from claw_plan.profiles.cost import CollectiveCost
@@ -69,8 +69,6 @@ ADD = "communication.add"
 
 SCALED = "fp16"
 """The codec whose scale all ranks agree on at every step."""
-
-Shapes = tuple[tuple[int, ...], ...]
 
 known_codec = cache(describe_codec)
 
@@ -114,7 +112,7 @@ def _all_reduced(problem: Problem, candidate: Candidate, elements: int, nodes: i
     ranks, size = candidate.dp_replicate, STORED_BYTES * elements
     if candidate.collective != "auto":
         by_messages = all_reduce_by(problem, candidate.collective, size, ranks, nodes)
-        moved_bytes = added_bytes(candidate.collective, size, ranks) + CAST_BYTES * elements
+        moved_bytes = added_bytes(candidate.collective, size, ranks, nodes) + CAST_BYTES * elements
         adding_ns = problem.cost.op(memory_work(ADD, moved_bytes, "backward")).ns
         is_waited_for = not _waits_for_the_wire(problem, nodes)
         return Averaging((Phase(adding_ns, by_messages),), is_waited_for=is_waited_for)
@@ -126,8 +124,7 @@ def _all_reduced(problem: Problem, candidate: Candidate, elements: int, nodes: i
 def _factored(problem: Problem, candidate: Candidate, elements: int, shapes: Shapes) -> Averaging:
     """PowerSGD: what travels whole and all P together, then all Q."""
     nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
-    rank = int(known_codec(candidate.codec).parameters["rank"])
-    factors = factors_of(shapes or ((elements,),), rank)
+    factors = factors_in(candidate, shapes or ((elements,),))
     before, between, after = kernels_ns(problem, factors, elements)
     phases = []
     for ns, sent in ((before, factors.whole + factors.left), (between, factors.right)):
@@ -136,11 +133,6 @@ def _factored(problem: Problem, candidate: Candidate, elements: int, shapes: Sha
             phases.append(Phase(ns + adding_ns, cost))
     is_waited_for = not _waits_for_the_wire(problem, nodes)
     return Averaging(tuple(phases), last_ns=after, is_waited_for=is_waited_for)
-
-
-def is_low_rank(candidate: Candidate) -> bool:
-    """Whether matrices travel as thin factors."""
-    return candidate.codec.partition(":")[0] == LOW_RANK
 
 
 def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:

@@ -18,6 +18,7 @@ import numpy as np
 from claw_plan.planner.averaging import averaging
 from claw_plan.planner.bucket_plan import Cost, Gradients, Int, plan_buckets
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.low_rank import is_low_rank
 from claw_plan.planner.lower import lower
 from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.problem import Problem
@@ -68,6 +69,8 @@ def _acts(problem: Problem, candidate: Candidate) -> bool:
     if not candidate.reduces_in_backward or kind_of(problem, candidate) != WHOLE:
         return False
     if candidate.ep > 1:  # planned boundaries with experts left out are not proven
+        return False
+    if is_low_rank(candidate):  # what a bucket costs is told by shapes, not by elements
         return False
     return not averaging(problem, candidate, 1).is_waited_for
 

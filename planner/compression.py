@@ -15,7 +15,7 @@ from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.score import Scored, Scorer
 from claw_plan.planner.search_space import Choice
 from claw_plan.planner.supported import CODECS, OF_MOMENTUM, refusal
-from claw_plan.profiles.codecs import describe_codec
+from claw_plan.profiles.codecs import LOW_RANK, describe_codec
 from claw_plan.profiles.units import format_ns
 
 LARGE_SHARE = 0.15
@@ -91,6 +91,8 @@ def _trains(scorer: Scorer, codec: str) -> bool:
     training = scorer.problem.training
     if codec in OF_MOMENTUM:
         return training.precision == "float32" and training.clip_norm is None
+    if codec == LOW_RANK:
+        return training.precision == "float32"
     return training.precision != "float16"
 
 

@@ -60,7 +60,9 @@ class Whole(DataParallel):
         """The buckets that are full once the unit has run."""
         for bucket in self._buckets:
             if bucket.unit == unit:
-                self._add(averaging(self._problem, self._candidate, bucket.elements))
+                self._add(
+                    averaging(self._problem, self._candidate, bucket.elements, bucket.shapes)
+                )
 
     def _add(self, mean: Averaging) -> None:
         if mean.is_waited_for:

@@ -9,10 +9,11 @@ Sources: Rajbhandari et al. 2020 (arXiv 1910.02054); Megatron-Core's Distributed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from claw_plan.planner.averaging import residual_bytes
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.low_rank import factors_in, is_low_rank
 from claw_plan.planner.offload import HOST_STATES
 from claw_plan.planner.placement import expert_groups
 from claw_plan.planner.problem import OPTIMIZER_STATES, STORED_BYTES, Problem
@@ -62,7 +63,10 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
     bucketed = whole and candidate.dp_replicate > 1 and candidate.pp == 1
     shard_wise = candidate.dp_replicate == 1 and not whole
     encoded = sum(group.trainable_whole for group in groups) if shard_wise else trainable
-    residuals = residual_bytes(problem, candidate, encoded)
+    if is_low_rank(candidate):
+        residuals = factors_in(candidate, _shapes(shards, spans)).state_bytes()
+    else:
+        residuals = residual_bytes(problem, candidate, encoded)
     return {
         "parameters": STORED_BYTES * shard,
         "optimizer": STORED_BYTES * states * trainable,
@@ -72,6 +76,12 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
         **_versions(problem, candidate, spans, trainable),
         **common,
     }
+
+
+def _shapes(shards: ShardSizes, spans: Spans) -> Iterator[tuple[int, ...]]:
+    """Of the trained parameters of stages."""
+    for span in spans:
+        yield from (p.shape for _, p in shards.stage_parameters(*span) if p.trainable)
 
 
 def version_bytes(problem: Problem) -> int:

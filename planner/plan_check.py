@@ -19,10 +19,11 @@ from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_names import expert_rules
 from claw_plan.planner.plan_stages import stage_spans
 from claw_plan.planner.schedules import rank_of_stage, schedule_refusal
-from claw_plan.planner.supported import OF_MOMENTUM, refusal
+from claw_plan.planner.supported import OF_MOMENTUM, nodes_refusal, refusal
 from claw_plan.planner.vocabulary_parallel import STYLES
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping
+from claw_plan.profiles.codecs import LOW_RANK
 
 
 def check_plan(plan: Plan, where: str) -> Candidate:
@@ -99,6 +100,8 @@ def check_against_model(graph: ModelGraph, candidate: Candidate, plan: Plan) -> 
 def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
     if reason := refusal(candidate):
         yield reason
+    if reason := nodes_refusal(candidate, _nodes_of_replicas(plan)):
+        yield reason
     if candidate.bucket_bytes < 1:
         yield f"candidate.bucket_bytes is at least 1, but got {candidate.bucket_bytes}"
     if candidate.buckets and not candidate.reduces_in_backward:
@@ -106,10 +109,11 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
     if candidate.bucket_order:
         yield from _bucket_order(plan, candidate)
     precision, codec = plan.training.precision, candidate.codec.partition(":")[0]
-    if precision != "float32" and (candidate.collective != "auto" or codec in OF_MOMENTUM):
+    of_replicas = candidate.collective != "auto" or codec in (*OF_MOMENTUM, LOW_RANK)
+    if precision != "float32" and of_replicas:
         yield (
-            "candidate.collective, and codecs that carry momentum, act in float32; gradients of "
-            "lower precisions are sharded"
+            "candidate.collective, low_rank, and codecs that carry momentum, act in float32; "
+            "gradients of lower precisions are sharded"
         )
     if precision == "float16" and codec != "none":
         yield (
@@ -124,6 +128,11 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
     yield from _schedule(plan, candidate)
     yield from _stages(plan, candidate)
     yield from _derived(plan, candidate)
+
+
+def _nodes_of_replicas(plan: Plan) -> int:
+    """Where replicas are all there is: the nodes that they lie on."""
+    return len({device.partition(":")[0] for device in plan.mesh.devices})
 
 
 def _bucket_order(plan: Plan, candidate: Candidate) -> Iterator[str]:

@@ -19,6 +19,11 @@ from claw_plan.kernels.codec import Codec
 from claw_plan.profiles.collective_schedules import Nodes
 
 
+def bucket_key(index: int) -> str:
+    """What the bucket of that number is called among errors."""
+    return f"bucket{index}"
+
+
 class GroupMean:
     """Means over `group`. `nodes` are its ranks by node, None: all on one.
 
@@ -41,6 +46,11 @@ class GroupMean:
         self.algorithm, self.nodes = algorithm, nodes
         self._keeps_errors, self._momentum = keeps_errors, momentum
         self.feedback: dict[str, TwoPhaseFeedback] = {}
+
+    @property
+    def sends_whole(self) -> bool:
+        """Whether there is nothing to compress."""
+        return self.codec.name == "none"
 
     def whole(self, flat: torch.Tensor) -> torch.Tensor:
         """The mean, in place, in the vector's own precision: what DistributedDataParallel does."""

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from claw_plan.executor.communication.group_mean import GroupMean
+from claw_plan.executor.communication.group_mean import GroupMean, bucket_key
 from claw_plan.executor.gradients import buckets, local_gradient
 from claw_plan.kernels.fp16_scale import Fp16Scale
 
@@ -61,23 +61,23 @@ class GradientMean:
     ) -> None:
         self.means, self.scale = means, scale
         self._meets = meets
+        self.backwards = 0
+        """Those so far, of the runs before this one too."""
         self._whole_backwards = whole_backwards
-        self._backwards = 0
-        self._sends_whole = means.codec.name == "none"
         self._is_finite: torch.Tensor | None = None
         self._largest: torch.Tensor | None = None
 
     def __call__(self, index: int, flat: torch.Tensor) -> torch.Tensor:
         """The mean of a bucket; those of DistributedDataParallel come in order."""
-        self._backwards += index == 0
-        is_early = 0 < self._backwards <= self._whole_backwards
-        if self._sends_whole or is_early:
+        self.backwards += index == 0
+        is_early = 0 < self.backwards <= self._whole_backwards
+        if self.means.sends_whole or is_early:
             return self.means.whole(flat)
         if self.scale is not None:
             self.means.codec = self.scale.codec
             largest = flat.detach().abs().amax().float()
             self._largest = largest if self._largest is None else largest.maximum(self._largest)
-        mean = self.means.compressed(f"bucket{index}", flat)
+        mean = self.means.compressed(bucket_key(index), flat)
         finite = mean.isfinite().all()
         self._is_finite = finite if self._is_finite is None else self._is_finite & finite
         return mean

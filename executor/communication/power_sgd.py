@@ -20,18 +20,18 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor.communication.algorithms import NATIVE
-from claw_plan.executor.communication.group_mean import GroupMean
+from claw_plan.executor.communication.group_mean import GroupMean, bucket_key
 from claw_plan.executor.communication.hooks import arrived
 from claw_plan.kernels.codec import codec_of
+from claw_plan.kernels.error_feedback import restore_unless_finite
 from claw_plan.kernels.low_rank import (
     back_project,
     first_factor,
-    matrix_shape,
     orthonormal,
-    pays,
     product,
     project,
 )
+from claw_plan.profiles.codecs import matrix_shape, pays
 from claw_plan.profiles.collective_schedules import Nodes
 
 ERROR, FACTOR = "error", "factor"
@@ -62,22 +62,35 @@ class LowRankMean:
                 matrices.append((number, gradient.view(shape)))
             else:
                 dense.append(gradient)
-        self._average_whole(dense)
         sums = [self._with_error(number, gradient) for number, gradient in matrices]
-        lefts = [
-            project(matrix, self._factor(number, matrix))
+        factors = [
+            self._factor(number, matrix)
             for (number, _), matrix in zip(matrices, sums, strict=True)
         ]
-        self._average_whole(lefts)
+        lefts = list(map(project, sums, factors))
+        self._average_whole([*dense, *lefts])
         lefts = [orthonormal(left) for left in lefts]
-        rights = [back_project(matrix, left) for matrix, left in zip(sums, lefts, strict=True)]
+        rights = list(map(back_project, sums, lefts))
         self._average_whole(rights)
-        for (number, gradient), matrix, left, right in zip(
-            matrices, sums, lefts, rights, strict=True
-        ):
-            gradient.copy_(product(left, right))
-            self._errors[number] = matrix.sub_(gradient)
-            self._factors[number] = right
+        for (number, gradient), *made in zip(matrices, sums, factors, lefts, rights, strict=True):
+            self._take(number, gradient, *made)
+
+    def _take(
+        self,
+        number: int,
+        gradient: torch.Tensor,
+        matrix: torch.Tensor,
+        before: torch.Tensor,
+        left: torch.Tensor,
+        right: torch.Tensor,
+    ) -> None:
+        """Puts the mean in place; keeps what it leaves out, unless something overflowed."""
+        gradient.copy_(product(left, right))
+        rest, factor = matrix.sub_(gradient), right.contiguous()
+        last = self._errors.get(number)
+        restore_unless_finite(rest, rest.new_zeros(()) if last is None else last, rest)
+        restore_unless_finite(factor, before, factor)
+        self._errors[number], self._factors[number] = rest, factor
 
     def _average_whole(self, tensors: Sequence[torch.Tensor]) -> None:
         """In one vector, back into the tensors."""
@@ -89,7 +102,7 @@ class LowRankMean:
 
     def _with_error(self, number: int, gradient: torch.Tensor) -> torch.Tensor:
         error = self._errors.get(number)
-        return gradient.clone() if error is None else error.add_(gradient)
+        return gradient.clone() if error is None else error + gradient
 
     def _factor(self, number: int, matrix: torch.Tensor) -> torch.Tensor:
         factor = self._factors.get(number)
@@ -108,6 +121,50 @@ class LowRankMean:
             kind, _, number = name.partition(".")
             kept = self._errors if kind == ERROR else self._factors
             kept[int(number)] = tensor.clone()
+
+
+class LowRankBuckets(GroupMean):
+    """The same of flat buckets, once `lay_out` has said what they consist of."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        rank: int,
+        *,
+        algorithm: str = NATIVE,
+        nodes: Nodes | None = None,
+    ) -> None:
+        super().__init__(group, codec_of("none"), algorithm=algorithm, nodes=nodes)
+        self._means = LowRankMean(group, rank, algorithm=algorithm, nodes=nodes)
+        self._held: dict[str, tuple[range, Sequence[torch.Size]]] = {}
+
+    @property
+    def sends_whole(self) -> bool:
+        """Never."""
+        return False
+
+    def lay_out(self, buckets: Sequence[Sequence[torch.Size]]) -> None:
+        """The shapes of each bucket's tensors, the same ones at every step."""
+        first = 0
+        for index, shapes in enumerate(buckets):
+            self._held[bucket_key(index)] = range(first, first + len(shapes)), shapes
+            first += len(shapes)
+
+    def compressed(self, key: str, flat: torch.Tensor) -> torch.Tensor:
+        """The mean of a bucket, in place."""
+        numbers, shapes = self._held[key]
+        parts = flat.split([shape.numel() for shape in shapes])
+        pairs = zip(parts, shapes, strict=True)
+        self._means.average(numbers, [part.view(shape) for part, shape in pairs])
+        return flat
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Errors and factors of this rank."""
+        return self._means.rank_state()
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes up what the same rank of as many saved."""
+        self._means.load_rank_state(state)
 
 
 def attach_power_sgd(

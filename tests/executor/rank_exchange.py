@@ -17,8 +17,10 @@ import torch.distributed as dist
 from claw_plan.executor.batches import ExampleSource, own_slice
 from claw_plan.executor.checkpoint import Checkpointer
 from claw_plan.executor.checkpoint_folder import name_of
+from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
+from claw_plan.profiles.codecs import LOW_RANK
 
 STEPS, SAVED, WARMUP = 8, 5, 3
 
@@ -34,11 +36,12 @@ class Training:
         self._source = ExampleSource(plan, loaded)
 
     def train(self, steps: range) -> list[float]:
-        mesh, dp = self.compiled.mesh, self.compiled.knobs.dp
-        batches = [
-            own_slice(self._source.global_batch(step), mesh.data_index, dp) for step in steps
-        ]
+        batches = [self.batch(step) for step in steps]
         return [self.compiled.train_step(batch) for batch in batches]
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        mesh, dp = self.compiled.mesh, self.compiled.knobs.dp
+        return own_slice(self._source.global_batch(step), mesh.data_index, dp)
 
     def flat(self) -> torch.Tensor:
         self.compiled.settle()
@@ -62,10 +65,29 @@ def found_of(path: Path, folder: Path) -> dict[str, Any]:
     reader.load(folder / name_of(SAVED))
     second.train(range(SAVED, STEPS))
     found = {"losses": losses, "flat": first.flat(), "resumed": second.flat(), "note": reader.note}
+    if first.compiled.knobs.codec.startswith(LOW_RANK):
+        found["low_rank"] = first_factored(path)
     exchange = first.compiled.exchange
     if exchange is not None and exchange.gradients is not None:
         found["skipped"] = skipped(first)
     return found
+
+
+def first_factored(path: Path) -> dict[str, Any]:
+    """Of the first step after the warm-up: this rank's gradients, and what became of them."""
+    training = Training(path)
+    training.train(range(WARMUP))
+    compiled, module = training.compiled, training.compiled.module
+    assert isinstance(module, Replicas)
+    parameters = [p for bucket in module.buckets for p in bucket.parameters]
+    with module.no_sync():
+        compiled.forward_backward(training.batch(WARMUP))
+    own = [p.grad.clone() for p in parameters if p.grad is not None]
+    compiled.optimizer.zero_grad()
+    compiled.forward_backward(training.batch(WARMUP))
+    means = [p.grad.clone() for p in parameters if p.grad is not None]
+    assert compiled.exchange is not None
+    return {"own": own, "means": means, "state": compiled.exchange.state.rank_state()}
 
 
 def skipped(training: Training) -> dict[str, Any]:

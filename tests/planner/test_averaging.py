@@ -15,6 +15,8 @@ from claw_plan.planner.averaging import (
 )
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.graph import Parameter
+from claw_plan.planner.low_rank import kernels_ns
+from claw_plan.profiles.codecs import factors_of
 from claw_plan.profiles.coded_means import part_sizes
 
 
@@ -22,6 +24,11 @@ def parameter(name, unit, arrival=0):
     return Parameter(
         names=(name,), shape=(1,), dtype="float32", trainable=True, units=(unit,), arrival=arrival
     )
+
+
+def sizes(*args):
+    """Unit and elements of each bucket."""
+    return tuple(bucket[:2] for bucket in buckets_of(*args))
 
 
 def test_buckets_fill_in_the_order_of_completion():
@@ -33,16 +40,16 @@ def test_buckets_fill_in_the_order_of_completion():
         (parameter("d", 2), 2),
     ]
     full_at_40, full_at_4 = (Candidate(bucket_bytes=size) for size in (40, 4))
-    assert buckets_of(held, range(3), full_at_40, None) == ((1, 11), (AFTER_ALL, 7))
-    assert buckets_of(held, range(3), full_at_4, None) == ((2, 2), (1, 9), (1, 4), (0, 3))
-    assert buckets_of([], range(3), full_at_40, None) == ()
+    assert sizes(held, range(3), full_at_40, None) == ((1, 11), (AFTER_ALL, 7))
+    assert sizes(held, range(3), full_at_4, None) == ((2, 2), (1, 9), (1, 4), (0, 3))
+    assert sizes([], range(3), full_at_40, None) == ()
 
 
 def test_planned_buckets_hold_parameters_from_the_last_and_wait_for_those_before():
     """A table that units 0 and 2 use is complete with unit 0, and holds back what follows it."""
     table = replace(parameter("table", 0), units=(0, 2))
     held = [(parameter("a", 0), 3), (parameter("b", 1), 4), (table, 5), (parameter("d", 2), 2)]
-    assert buckets_of(held, range(3), Candidate(buckets=(1, 1, 2)), None) == (
+    assert sizes(held, range(3), Candidate(buckets=(1, 1, 2)), None) == (
         (2, 2),
         (0, 5),
         (0, 7),
@@ -76,11 +83,37 @@ def test_momentum_travels_after_the_backward_in_buckets_of_its_own(toys):
     ]  # fmt: skip
     one_bit = Candidate(dp_replicate=2, codec="one_bit", bucket_bytes=4, buckets=(2, 1))
     momentum = ((AFTER_ALL, 26 * mib), (AFTER_ALL, mib))
-    assert buckets_of(held, range(3), one_bit, "adamw") == momentum
-    assert buckets_of(held, range(3), one_bit, "sgd") == ((1, 7 * mib), (0, 20 * mib))
+    assert sizes(held, range(3), one_bit, "adamw") == momentum
+    assert sizes(held, range(3), one_bit, "sgd") == ((1, 7 * mib), (0, 20 * mib))
     between = toys.problem(cluster=toys.cluster(devices=1, nodes=2, kind="cpu"))
     assert averaging(between, one_bit, 20).is_waited_for
     assert not averaging(between, replace(one_bit, codec="int8"), 20).is_waited_for
+
+
+def test_low_rank_sends_vectors_with_one_factor_and_then_the_other(toys):
+    """At rank 2: of 6 x 10 the factors have 12 and 20 elements; a vector of 7 stays whole."""
+    shapes = ((7,), (6, 10))
+    candidate = Candidate(dp_replicate=3, codec="low_rank:2")
+    mean = averaging(toys.problem(), candidate, 67, shapes)
+    (before_ns, first), (between_ns, second) = mean.phases
+    assert [cost.moves[0].op for cost in (first, second)] == ["all_reduce"] * 2
+    assert (first.bytes, second.bytes) == (4 * (7 + 12), 4 * 20)
+    assert (before_ns, between_ns, mean.last_ns) == kernels_ns(
+        toys.problem(), factors_of(shapes, 2), 67
+    )
+    assert mean.is_waited_for
+    vector = averaging(toys.problem(), candidate, 67)
+    assert [cost.bytes for _, cost in vector.phases] == [4 * 67]
+    ring = averaging(toys.problem(), replace(candidate, collective="ring"), 67, shapes)
+    assert [cost.moves[0].algorithm for _, cost in ring.phases] == ["ring"] * 2
+
+
+def test_buckets_tell_low_rank_what_they_consist_of():
+    held = [(replace(parameter("a", 0), shape=(3, 5)), 15), (parameter("b", 1), 1)]
+    low_rank = Candidate(dp_replicate=2, codec="low_rank", bucket_bytes=4)
+    assert buckets_of(held, range(2), low_rank, "adamw") == ((1, 1, ((1,),)), (0, 15, ((3, 5),)))
+    one = replace(low_rank, bucket_bytes=100)
+    assert buckets_of(held, range(2), one, "adamw") == ((0, 16, ((1,), (3, 5))),)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9))

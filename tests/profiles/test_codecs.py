@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from claw_plan.profiles.codecs import CodecError, describe_codec, kept_elements
+from claw_plan.profiles.codecs import (
+    CodecError,
+    describe_codec,
+    factored_elements,
+    factors_of,
+    kept_elements,
+    matrix_shape,
+    pays,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +31,7 @@ from claw_plan.profiles.codecs import CodecError, describe_codec, kept_elements
         ("int8", 512, 520),
         ("int4:64", 65, 44),
         ("int4", 0, 0),
+        ("low_rank", 5, 20),
     ],
 )
 def test_bytes_by_hand(text: str, numel: int, expected: int) -> None:
@@ -49,11 +58,33 @@ def test_shares_are_those_of_the_decimal_number() -> None:
     assert kept_elements(0.001, 1) == 1
 
 
+def test_shapes_and_sizes_of_factors() -> None:
+    assert matrix_shape((64, 3, 7, 7)) == (64, 147)
+    assert matrix_shape((5,)) == (5, 1) and matrix_shape(()) == (1, 1)
+    # nm / (r (n + m)) = 1024·4096 / (4·5120)
+    assert 1024 * 4096 / factored_elements((1024, 4096), 4) == 204.8
+    assert pays((1024, 4096), 4)
+    assert not pays((5, 1), 1) and not pays((8, 8), 4)
+    assert factored_elements((2, 100), 4) == 2 * 102
+
+
+def test_a_bucket_sends_thin_factors_and_all_else_whole() -> None:
+    """Of 6 x 10 and 30 x 4 at rank 2; a vector and 4 x 4 whole."""
+    factors = factors_of([(6, 10), (7,), (30, 2, 2), (4, 4)], 2)
+    assert (factors.whole, factors.left, factors.right) == (7 + 16, 12 + 60, 20 + 8)
+    assert factors.factored == 60 + 120
+    assert factors.state_bytes() == 4 * (60 + 120 + 20 + 8)
+    assert factors_of([(3, 3)], 1).matrices == ((3, 3),) and factors_of([(3,)], 1).whole == 3
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("topk", "codec 'topk': did you mean 'top_k'"),
-        ("", "codec '': known are fp16, fp8, int4, int8, none, one_bit, threshold, top_k"),
+        (
+            "",
+            "codec '': known are fp16, fp8, int4, int8, low_rank, none, one_bit, threshold, top_k",
+        ),
         ("top_k:2", "density must be a number from 1e-09 to 1, got '2'"),
         ("top_k:nan", "density must be a number from 1e-09 to 1, got 'nan'"),
         ("threshold", "give its threshold, a number from 0 to 3e"),
@@ -61,6 +92,7 @@ def test_shares_are_those_of_the_decimal_number() -> None:
         ("int8:8.5", "block must be a power of two"),
         ("one_bit:l3", "scale must be l1 or l2, got 'l3'"),
         ("fp16:200", "exponent must be a whole number from -126 to 126"),
+        ("low_rank:0", "rank must be a whole number from 1 to 1024, got '0'"),
         ("none:fp32,1", "2 parameters; write none:format"),
     ],
 )
