@@ -1,9 +1,11 @@
 """One rank of bench/buckets.py: plans buckets from what it measures, and times them beside DDP.
 
-Started by that bench on every host. All ways of averaging take turns in the same processes, some
-steps each a round, so that what disturbs the machine disturbs all. The first step of a turn warms
-up: only after it the one before is still on its way where the next forward waits bucket by bucket.
-A step is forward, backward, averaging and AdamW; the longest rank counts.
+Started by that bench on every host. Boundaries are planned twice, as from one run to the next:
+from gradients' ready times without traffic, then from those beside the traffic of the first plan.
+All ways of averaging take turns in the same processes, some steps each a round, so that what
+disturbs the machine disturbs all. The first step of a turn warms up: only after it the one before
+is still on its way where the next forward waits bucket by bucket. A step is forward, backward,
+averaging and AdamW; the longest rank counts.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def let_messages_through() -> None:
     """What carries messages runs as soon as it can, as under the fair scheduler.
 
     gloo's threads and the switch share the cores, and of equals in real time none takes one from
-    another: nothing would travel while a rank computes. So the thread that computes goes below.
+    another: nothing would travel while a rank computes. So the thread that computes goes below,
+    once the groups' threads are there, which would follow it.
     """
     scheduling, priority = os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
     if priority > 1:
@@ -150,15 +153,16 @@ def ddp(module: nn.Module, bucket_mb: float | None) -> DistributedDataParallel:
 
 
 def planned(
-    gradients: Gradients, following: NextStep, cost: Cost
+    alone: Gradients, beside: Gradients, following: NextStep, cost: Cost
 ) -> tuple[BucketPlan, OrderedBuckets, dict[str, Any]]:
     """The boundaries, and what is expected of them and of buckets filled to 25 MB.
 
-    Exposed is what forward and updates end later than without any traffic.
+    Exposed is what forward and updates end later than without any traffic, those of gradients
+    that are ready `beside` it.
     """
-    found, ordered = plan_buckets(gradients, cost), ordered_buckets(gradients, following, cost)
-    filled = filled_buckets([4 * numel for numel in gradients.numels], 25 * MB)
-    last_ns = gradients.complete_ns[-1]
+    found, ordered = plan_buckets(beside, cost), ordered_buckets(beside, following, cost)
+    filled = filled_buckets([4 * numel for numel in alone.numels], 25 * MB)
+    last_ns = alone.complete_ns[-1]
     return (
         found,
         ordered,
@@ -167,9 +171,10 @@ def planned(
             "ordered": ordered.sizes,
             "order": ordered.order,
             "filled": filled,
+            "slowed_ms": (beside.complete_ns[-1] - last_ns) / 1e6,
             "exposed_ms": {
                 PLANNED: (found.finish_ns - last_ns) / 1e6,
-                FILLED: (finish_ns(gradients, filled, cost) - last_ns) / 1e6,
+                FILLED: (finish_ns(alone, filled, cost) - last_ns) / 1e6,
                 ORDERED: (ordered.finish_ns - last_ns - following.alone_ns) / 1e6,
             },
         },
@@ -177,11 +182,13 @@ def planned(
 
 
 def make_ways(
-    config: dict[str, int], sizes: Sequence[int], ordered: Sequence[int], order: Sequence[int]
+    config: dict[str, int],
+    groups: Sequence[dist.ProcessGroup],
+    sizes: Sequence[int],
+    ordered: Sequence[int],
+    order: Sequence[int],
 ) -> dict[str, Way]:
-    world, own = dist.group.WORLD, dist.new_group()
-    assert world is not None
-    assert isinstance(own, dist.ProcessGroup)
+    world, own = groups
     return {
         ALONE: Way(ddp(build(config), None), syncs=False),
         TORCH: Way(ddp(build(config), None)),
@@ -189,6 +196,19 @@ def make_ways(
         PLANNED: Way(Replicas(build(config), world, sizes)),
         ORDERED: Way(Replicas(build(config), own, ordered, order=order), ahead=True),
     }
+
+
+def agreed(*sizes: Sequence[int]) -> list[Sequence[int]]:
+    """Those of rank 0."""
+    told = [*sizes]
+    dist.broadcast_object_list(told)
+    return told
+
+
+def make_groups() -> list[dist.ProcessGroup]:
+    """All ranks, and all ranks again for buckets that nobody waits for."""
+    made = [dist.group.WORLD, dist.new_group()]
+    return [group for group in made if isinstance(group, dist.ProcessGroup)]
 
 
 def main() -> None:
@@ -200,31 +220,30 @@ def main() -> None:
     options = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    groups = make_groups()
+    let_messages_through()
     module = build(options.config)
     shape = (options.batch, options.config["block_size"])
     torch.manual_seed(dist.get_rank())
     tokens = torch.randint(options.config["vocab_size"], shape)
     steps = Steps({"idx": tokens, "targets": tokens.roll(-1, 1)})
     start_ns, bytes_per_s = probe()
-    ready = record_ready(module, lambda: steps.run(module), BACKWARDS, dist.group.WORLD)
+    cost = affine_cost(round(start_ns), 1e9 / bytes_per_s, 4)
+    alone = record_ready(module, lambda: steps.run(module), BACKWARDS, groups[0])
     still = torch.optim.AdamW(module.parameters(), lr=0.0)
-    following = record_next(
-        module, lambda: steps.run(module), still.step, BACKWARDS, dist.group.WORLD
-    )
-    found, ordered, expected = planned(
-        ready, following, affine_cost(round(start_ns), 1e9 / bytes_per_s, 4)
-    )
-    told = [found.sizes, ordered.sizes, ordered.order]
-    dist.broadcast_object_list(told)
-    ways = make_ways(options.config, *told)
-    let_messages_through()
+    following = record_next(module, lambda: steps.run(module), still.step, BACKWARDS, groups[0])
+    (first,) = agreed(plan_buckets(alone, cost).sizes)
+    meeting = Replicas(module, groups[0], first)
+    beside = record_ready(meeting, lambda: steps.run(meeting), BACKWARDS, groups[0])
+    found, ordered, expected = planned(alone, beside, following, cost)
+    ways = make_ways(options.config, groups, *agreed(found.sizes, ordered.sizes, ordered.order))
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(options.rounds + 1):
         for name, way in ways.items():
             # After its first step DistributedDataParallel lays its buckets out anew.
             samples[name] += steps.turn(way, TIMED if turn else 0)
     if not dist.get_rank():
-        about = {"parameters": sum(ready.numels), "start_ms": start_ns / 1e6,
+        about = {"parameters": sum(alone.numels), "start_ms": start_ns / 1e6,
                  "mb_per_s": bytes_per_s / MB}  # fmt: skip
         options.result.write_text(json.dumps({**about, **expected, "samples_ms": samples}))
     dist.barrier()
