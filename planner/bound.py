@@ -218,9 +218,9 @@ class Bounds:
                 sum(traffic[stage].gather_ns for stage in stages),
                 sum(traffic[stage].reduce_ns for stage in stages),
             )
-            averaged_ns = self._averaged_ns(candidate, path, stages, ends_ns[rank])
+            averaged_ns = self._averaged_ns(candidate, path, stages, max(streams_ns))
             steps = sum(data.optimizer_ns(candidate, *path.cuts[stage]) for stage in stages)
-            longest = max(longest, max(averaged_ns, *streams_ns) + steps)
+            longest = max(longest, averaged_ns + steps)
         return longest + self.problem.step_overhead_ns()
 
     def candidate_ns(self, candidate: Candidate, path: StagePath) -> int:
@@ -230,10 +230,11 @@ class Bounds:
         played = play(self._layout(candidate), self._work(candidate, path), traffic)
         longest = 0
         for rank, stages in enumerate(path.ranks):
-            ends = self._averaged_ns(candidate, path, stages, played.end_ns[rank])
-            for stage in sorted(stages):
-                ends = max(ends, played.reduced_ns[stage])
-                ends += data.optimizer_ns(candidate, *path.cuts[stage])
+            # What is left to the step's end begins when all stages of the rank are reduced.
+            reduced_ns = max(played.reduced_ns[stage] for stage in stages)
+            ready_ns = max(played.end_ns[rank], reduced_ns)
+            ends = self._averaged_ns(candidate, path, stages, ready_ns)
+            ends += sum(data.optimizer_ns(candidate, *path.cuts[stage]) for stage in stages)
             longest = max(longest, ends)
         return longest + self.problem.step_overhead_ns()
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from claw_plan.planner.averaging import Averaging, scattering, scatters_codes
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import (
     ACCUMULATE,
@@ -37,8 +38,11 @@ Cuts = tuple[tuple[int, int], ...]
 _Ranks = tuple[int, int]
 """Ranks of a group, and the nodes that they are on."""
 
-_Among = tuple[_Ranks, _Ranks, _Ranks, int]
-"""dp_shard, dp_replicate, what `reshard_ranks` makes of dp_shard, and blocks gathered together."""
+_ALONE: _Ranks = (1, 1)
+
+_Among = tuple[_Ranks, _Ranks, _Ranks, int, str]
+"""dp_shard, dp_replicate, what `reshard_ranks` makes of dp_shard, blocks gathered together, and
+the codec over dp_shard, if any. Codes between replicas are `averaging_bound`'s."""
 
 
 class GroupTraffic(NamedTuple):
@@ -90,6 +94,12 @@ def floor_ns(cost: CollectiveCost) -> int:
     return cost.latency_ns + int(cost.bytes * 1e9 / cost.rate_cap_bytes_per_s * (1 - 1e-12))
 
 
+def averaged_ns(mean: Averaging) -> int:
+    """All of a mean, rounded down."""
+    phases_ns = sum(kernels_ns + floor_ns(cost) for kernels_ns, cost in mean.phases)
+    return phases_ns + mean.last_ns
+
+
 @dataclass(frozen=True)
 class DataBounds:
     """Of one problem, with what candidates share kept."""
@@ -112,7 +122,12 @@ class DataBounds:
         is_alone, zero = candidate.pp == 1, candidate.zero
         return Traffic(
             **columns,
-            is_beside=np.array([overlaps and candidate.shard_ranks > 1, overlaps]),
+            is_beside=np.array(
+                [
+                    overlaps and candidate.shard_ranks > 1,
+                    overlaps and not scatters_codes(candidate),
+                ]
+            ),
             run=run,
             ends_run=ends_run,
             keeps_near=candidate.reshard_ranks > 0,
@@ -143,13 +158,7 @@ class DataBounds:
         """Of all stages."""
         if not self._is_sharded(candidate):
             return [StageTraffic()] * len(cuts)
-        per_node, ranks = self.problem.devices_per_node, candidate.reshard_ranks
-        among = (
-            (candidate.shard_ranks, shard_nodes(candidate, per_node)),
-            (candidate.dp_replicate, group_nodes(candidate, "dp_replicate", per_node)),
-            (ranks, near_nodes(candidate, per_node) if ranks else 0),
-            candidate.blocks_per_group,
-        )
+        among = self._among(candidate)
         count = candidate.num_microbatches(self.problem.training.global_batch)
         key = candidate.tp, among, _times(candidate, count)
         found = []
@@ -161,15 +170,26 @@ class DataBounds:
             found.append(known)
         return found
 
+    def _among(self, candidate: Candidate) -> _Among:
+        per_node, ranks = self.problem.devices_per_node, candidate.reshard_ranks
+        replicas = candidate.dp_replicate, group_nodes(candidate, "dp_replicate", per_node)
+        return (
+            (candidate.shard_ranks, shard_nodes(candidate, per_node)),
+            replicas if candidate.codec == "none" else _ALONE,
+            (ranks, near_nodes(candidate, per_node) if ranks else 0),
+            candidate.blocks_per_group,
+            candidate.codec if scatters_codes(candidate) else "none",
+        )
+
     def _stage_traffic(
         self, start: int, stop: int, tp: int, among: _Among, times: tuple[int, int, int, int]
     ) -> StageTraffic:
-        shard, replicate, near, blocks = among
+        shard, _, _, blocks, _ = among
         groups = self.shards.groups(start, stop, tp, shard[0])
         if blocks > 1:
             last = len(self.problem.graph.units) - 1
             groups = joined(groups, runs_of(start, stop, last, blocks))
-        alike = {size: self._group(size, shard, replicate, near) for size in set(groups.values())}
+        alike = {size: self._group(size, among) for size in set(groups.values())}
         units = [alike.get(groups.get(unit, GroupSize()), NOTHING) for unit in range(start, stop)]
         root = alike[groups[ROOT]]
         gathers, nears, root_gathers, reduces = times
@@ -183,11 +203,10 @@ class DataBounds:
             reduce_ns=reduces * (root.reduce_ns + blocks_ns) + summed_ns,
         )
 
-    def _group(
-        self, size: GroupSize, shard: _Ranks, replicate: _Ranks, near: _Ranks
-    ) -> GroupTraffic:
+    def _group(self, size: GroupSize, among: _Among) -> GroupTraffic:
         if not size.whole:
             return NOTHING
+        shard, replicate, near, _, codec = among
         compute, gradient = (
             self.problem.training.compute_bytes,
             self.problem.trainer.gradient_bytes,
@@ -208,6 +227,10 @@ class DataBounds:
             copied_ns = self._copy_ns(REDUCE_COPY, moved, "backward")
             moved = gradient * size.trainable_shard * shard[0]
             reduce_alone_ns = self._floor_ns("reduce_scatter", moved, shard)
+            if codec != "none":
+                elements = size.trainable_shard * shard[0]
+                copied_ns += averaged_ns(scattering(self.problem, codec, elements, *shard))
+                reduce_alone_ns = 0
         casts = shard[0] == 1
         return GroupTraffic(
             gather_ns=gather_ns,

@@ -32,7 +32,7 @@ class EncodedShards(Sharded):
     def _scatter(self, elements: int, name: str, copy_ns: int, axis: str, *on: int) -> list[int]:
         if not scatters_codes(self._candidate):
             return super()._scatter(elements, name, copy_ns, axis, *on)
-        mean = scattering(self._problem, self._candidate, elements)
+        mean = scattering(self._problem, self._candidate.codec, elements, *on)
         for kernels_ns, cost in mean.phases:
             self._streams.run("dp_comm", name, copy_ns + kernels_ns)
             self._streams.exchange("dp_comm", name, cost, axis=axis)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from claw_plan.planner.averaging import AXIS, averaging
+from claw_plan.planner.averaging import AXIS, agrees_on_overflow, at_end
+from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import DataParallel
 from claw_plan.planner.placement import EXPERT_REPLICATE, expert_shards, group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
@@ -22,8 +23,9 @@ CLIPPED_BYTES = 12
 """Bytes moved for each element when gradients are clipped: read for the norm, then read and
 written once more, in fp32."""
 
-NORM_BYTES, LOSS_BYTES, OVERFLOW_BYTES = 8, 8, 4
-"""What all ranks exchange: the sum of squares and the loss in fp64, an fp32 flag of overflow."""
+NORM_BYTES, LOSS_BYTES, OVERFLOW_BYTES, AGREED_BYTES = 8, 8, 4, 8
+"""What all ranks exchange: the sum of squares and the loss in fp64, an fp32 flag of overflow; of
+decoded gradients such a flag and the largest magnitude."""
 
 WORLD, TIED = "world", "tied"
 """The groups beside the mesh's: all ranks, and the stages that hold one parameter."""
@@ -57,6 +59,8 @@ class StepEnd:
         for rank in self.ranks:
             self._sum_gradients(rank)
         self.tie()
+        if agrees_on_overflow(self.ranks[0].view.candidate, training.optimizer):
+            self._meet("decoded", AGREED_BYTES)
         if training.precision == "float16" and is_executed:
             self._meet("overflow", OVERFLOW_BYTES)
         if training.clip_norm is not None and is_executed:
@@ -120,10 +124,14 @@ class StepEnd:
             rank.streams.exchange(kind, name, cost, axis=axis)
 
     def _average_codes(self, rank: RankEnd, sizes: Sequence[int]) -> None:
-        """The same over replicas through the codec, in the same buckets."""
+        """The same over replicas through the codec; first which gradients there are at all."""
         problem, candidate, _ = rank.view
-        for size in bucket_sizes(sizes, candidate.bucket_bytes):
-            mean = averaging(problem, candidate, size // STORED_BYTES)
+        if not sizes or candidate.dp_replicate == 1:
+            return
+        flags = flags_cost(problem, candidate, len(sizes))
+        rank.streams.exchange("dp_comm", f"flags over {AXIS}", flags, axis=AXIS)
+        for elements, _ in filled(sizes, candidate.bucket_bytes):
+            mean = at_end(problem, candidate, elements)
             for kernels_ns, cost in mean.phases:
                 rank.streams.run("dp_comm", f"encode over {AXIS}", kernels_ns)
                 rank.streams.exchange("dp_comm", f"gradients over {AXIS}", cost, axis=AXIS)
@@ -184,13 +192,26 @@ def _joined(stages: Iterable[Mapping[str, int]]) -> list[int]:
 def bucket_sizes(sizes: Sequence[int], bucket_bytes: int) -> Iterator[int]:
     """Bytes of the buckets into which the executor's `reduce_gradients` packs gradients.
 
-    A bucket is full once it holds `bucket_bytes`, and ends with a flag for each gradient.
+    A bucket ends with a flag for each gradient.
     """
-    held, flags = 0, 0
+    for elements, gradients in filled(sizes, bucket_bytes):
+        yield STORED_BYTES * (elements + gradients)
+
+
+def filled(sizes: Sequence[int], bucket_bytes: int) -> Iterator[tuple[int, int]]:
+    """Elements and gradients of each bucket, which is full once it holds `bucket_bytes`."""
+    held, gradients = 0, 0
     for size in sizes:
-        held, flags = held + STORED_BYTES * size, flags + 1
-        if held >= bucket_bytes:
-            yield held + STORED_BYTES * flags
-            held = flags = 0
-    if flags:
-        yield held + STORED_BYTES * flags
+        held, gradients = held + size, gradients + 1
+        if STORED_BYTES * held >= bucket_bytes:
+            yield held, gradients
+            held = gradients = 0
+    if gradients:
+        yield held, gradients
+
+
+def flags_cost(problem: Problem, candidate: Candidate, gradients: int) -> CollectiveCost:
+    """Of telling all replicas which of so many gradients some rank's backward reached."""
+    nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
+    size_bytes, ranks = STORED_BYTES * gradients, candidate.dp_replicate
+    return problem.collective("all_reduce", size_bytes, ranks, nodes, by_data=True)

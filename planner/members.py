@@ -12,17 +12,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from claw_plan.planner.averaging import Bucket, buckets_of
+from claw_plan.planner.averaging_choices import AveragingChoices
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.group_table import Group
-from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.placement import outcome, stride_of, tp_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import SCHEDULES
-from claw_plan.planner.shards import local_numel
 from claw_plan.planner.supported import (
-    ALGORITHMS,
-    OF_MOMENTUM,
     OFFLOAD,
     order_refusal,
     refusal,
@@ -57,9 +53,6 @@ MEMBER_KNOBS = (
 )  # fmt: skip
 """By which the candidates of a group differ."""
 
-BUCKETS = (25_000_000, 5_000_000, 10_000_000, 50_000_000, 100_000_000)
-"""Values of bucket_bytes, the usual one first; of those that make the same buckets, one."""
-
 Way = tuple[str, int, str]
 """schedule, zero and offload: how members of a group differ beside dp_shard."""
 
@@ -68,11 +61,6 @@ def divisors(number: int) -> list[int]:
     """All divisors, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
-
-
-MOST_BY_MESSAGES = 128
-"""Ranks among which an all-reduce by rounds of messages is offered: every pair that talks keeps a
-connection, and what such rounds cost is known from few ranks only."""
 
 
 class Degrees(NamedTuple):
@@ -99,10 +87,9 @@ class Members:
         codecs: Sequence[str] = (),
     ) -> None:
         self._problem, self._fix, self._refines = problem, fix, refines
-        self._codecs = tuple(dict.fromkeys((fix.get("codec", "none"), *codecs)))
         self._ways = cache(self._find_ways)
         self._gatherings = cache(self._find_gatherings)
-        self._averagings = cache(self._find_averagings)
+        self._averagings = cache(AveragingChoices(problem, fix, codecs).of)
         self._laid = cache(self._find_laid)
         self._counted = cache(self._count)
         pinned = fix.get("mesh_order")
@@ -264,57 +251,6 @@ class Members:
             default=1,
         )
 
-    def _find_averagings(
-        self, pipelined: bool, tp: int, shard: int, replicas: int, offload: str
-    ) -> list[dict[str, Any]]:
-        """`bucket_bytes`, `collective` and `codec`, which act where replicas meet in backward."""
-        base = Candidate(
-            pp=1 + pipelined, tp=tp, dp_shard=shard, dp_replicate=replicas,
-            offload=offload, bucket_bytes=self._fix.get("bucket_bytes", BUCKETS[0]),
-            **self._shared(tp), **self._divided,
-        )  # fmt: skip
-        plain = {name: getattr(base, name) for name in ("bucket_bytes", "collective", "codec")}
-        choices, clips = [plain], self._problem.training.clip_norm is not None
-        if base.reduces_in_backward and kind_of(self._problem, base) == WHOLE:
-            choices = [
-                {"bucket_bytes": size, "collective": algorithm, "codec": codec}
-                for size in self._bucket_sizes(base)
-                for algorithm in self._algorithms(base)
-                for codec in self._codecs
-                if not (clips and codec.partition(":")[0] in OF_MOMENTUM)
-            ]
-        return [
-            choice
-            for choice in choices
-            if all(self._pinned(name, value) for name, value in choice.items())
-            and not refusal(replace(base, **choice))
-        ]
-
-    def _algorithms(self, base: Candidate) -> list[str]:
-        """The library's own, and those by messages where that pays on shaped links: between hosts.
-
-        A rank should not talk to too many. NCCL chooses by tables of its own, which nobody has
-        measured messages against.
-        """
-        few = base.dp_replicate <= MOST_BY_MESSAGES
-        across = base.num_devices > self._problem.devices_per_node
-        offered = few and across and self._problem.cluster.backend == "gloo"
-        return [base.collective, *(ALGORITHMS if offered or "collective" in self._fix else ())]
-
-    def _bucket_sizes(self, base: Candidate) -> list[int]:
-        """Those that make unlike buckets of the model's gradients."""
-        if "bucket_bytes" in self._fix:
-            return [base.bucket_bytes]
-        graph = self._problem.graph
-        held = [(p, local_numel(p, base.tp)) for p in graph.parameters if p.trainable]
-        units = range(len(graph.units))
-        found: dict[tuple[Bucket, ...], int] = {}
-        optimizer = self._problem.training.optimizer
-        for size in BUCKETS:
-            sized = replace(base, bucket_bytes=size)
-            found.setdefault(buckets_of(held, units, sized, optimizer), size)
-        return list(found.values())
-
     def _find_ways(
         self,
         pipelined: bool,
@@ -376,10 +312,6 @@ class Members:
         """The knobs that say how ranks share sequences."""
         graph = self._problem.graph
         return {"cp": graph.cp, "cp_comm_type": graph.cp_comm_type}
-
-    def _shared(self, tp: int) -> dict[str, Any]:
-        """The knobs that say so."""
-        return {"ep": self._problem.graph.ep, "etp": tp} if self._shares else {}
 
     def _pinned(self, knob: str, value: Any) -> bool:
         return knob not in self._fix or self._fix[knob] == value

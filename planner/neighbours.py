@@ -13,14 +13,22 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
+from claw_plan.planner.averaging_choices import BUCKETS, encodes_anywhere
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
-from claw_plan.planner.members import BUCKETS, ORDERS, divisors
+from claw_plan.planner.members import ORDERS, divisors
 from claw_plan.planner.memory_states import WHOLE, kind_of
-from claw_plan.planner.placement import outcome
+from claw_plan.planner.placement import group_nodes, outcome
 from claw_plan.planner.schedules import SCHEDULES, schedule_of, schedule_refusal
 from claw_plan.planner.score import Scorer
-from claw_plan.planner.supported import ALGORITHMS, CODECS, OFFLOAD, RECOMPUTE, refusal
+from claw_plan.planner.supported import (
+    ALGORITHMS,
+    CODECS,
+    OFFLOAD,
+    RECOMPUTE,
+    nodes_refusal,
+    refusal,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +101,17 @@ def _changes(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
 
 
 def _averagings(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any]]:
-    """What may change where whole replicas meet in backward."""
-    if not candidate.reduces_in_backward or kind_of(scorer.problem, candidate) != WHOLE:
+    """Codecs where gradients are averaged, and more where whole replicas meet in backward."""
+    problem = scorer.problem
+    is_beside = candidate.reduces_in_backward and kind_of(problem, candidate) == WHOLE
+    # What a threshold sends is not known before it is seen.
+    named = [n for n in CODECS if n != "threshold" and (is_beside or encodes_anywhere(problem, n))]
+    codecs = ("none", *named) if candidate.dp > 1 else ()
+    yield from (("codec", name) for name in codecs if name != candidate.codec)
+    if not is_beside:
         return
     names = ("auto", *ALGORITHMS)
     yield from (("collective", name) for name in names if name != candidate.collective)
-    # What a threshold sends is not known before it is seen.
-    codecs = ("none", *(name for name in CODECS if name != "threshold"))
-    yield from (("codec", name) for name in codecs if name != candidate.codec)
     yield from (("bucket_bytes", n) for n in sorted(BUCKETS) if n != candidate.bucket_bytes)
 
 
@@ -122,10 +133,8 @@ def _changed(candidate: Candidate, knob: str, value: Any) -> Candidate:
     changed = replace(candidate, **{knob: value})
     if knob in ("codec", "bucket_bytes") or (knob == "collective" and value != "auto"):
         changed = replace(changed, buckets=(), bucket_order=())
-    if knob == "codec":
+    if knob == "codec" and refusal(changed):
         changed = replace(changed, collective="auto")
-    elif knob == "collective":
-        changed = replace(changed, codec="none")
     if knob == "tp":
         ranks = candidate.num_devices // candidate.cp
         changed = replace(changed, pp=gcd(candidate.pp, ranks // value))
@@ -156,15 +165,16 @@ def _settled(candidate: Candidate) -> Candidate:
     if candidate.recompute == "none":
         candidate = replace(candidate, recompute_blocks=0)
     if not candidate.reduces_in_backward:
-        candidate = replace(
-            candidate, codec="none", collective="auto", buckets=(), bucket_order=()
-        )
+        candidate = replace(candidate, collective="auto", buckets=(), bucket_order=())
+        if refusal(candidate) and not refusal(replace(candidate, codec=neutral.codec)):
+            candidate = replace(candidate, codec=neutral.codec)
     return candidate
 
 
 def _judged(scorer: Scorer, knob: str, value: Any, candidate: Candidate, timed: bool) -> Neighbour:
     neighbour = Neighbour(knob=knob, value=value, candidate=candidate)
-    why = refusal(candidate) or _cannot_run(scorer, candidate)
+    nodes = group_nodes(candidate, "dp_replicate", scorer.problem.devices_per_node)
+    why = refusal(candidate) or nodes_refusal(candidate, nodes) or _cannot_run(scorer, candidate)
     if why:
         return replace(neighbour, refused=why)
     path = scorer.bounds.stage_path(candidate)

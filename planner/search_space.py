@@ -194,7 +194,8 @@ def search_closer(
     if found.space.is_refined or not found.ranked or not found.report.optimal:
         return found
     best = found.ranked[0]
-    space = Space(scorer.problem, {**fix, "pp": best[0].pp, "tp": best[0].tp})
+    own = {**fix, "pp": best[0].pp, "tp": best[0].tp}
+    space = Space(scorer.problem, own, found.space.codecs)
     if not space.is_refined:
         return found
     closer = search_space(scorer, space, known=[best], objective=objective, counts_knobs=False)

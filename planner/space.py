@@ -60,7 +60,7 @@ class Space:
     def __init__(
         self, problem: Problem, fix: Mapping[str, Any], codecs: Sequence[str] = ()
     ) -> None:
-        self._problem, self._fix, self._codecs = problem, dict(fix), codecs
+        self._problem, self._fix, self.codecs = problem, dict(fix), tuple(codecs)
         self._check_fix()
 
     def _check_fix(self) -> None:
@@ -89,7 +89,7 @@ class Space:
     @property
     def has_codecs(self) -> bool:
         """Whether some candidate may encode gradients."""
-        return bool(self._codecs) or self._fix.get("codec", "none") != "none"
+        return bool(self.codecs) or self._fix.get("codec", "none") != "none"
 
     def tp_degrees(self) -> list[int]:
         """Degrees that divide every head count of the model, or at least what pays most."""
@@ -159,7 +159,7 @@ class Space:
         return self._made_members(refines=self.is_refined)
 
     def _made_members(self, *, refines: bool) -> Members:
-        return Members(self._problem, self._fix, refines=refines, codecs=self._codecs)
+        return Members(self._problem, self._fix, refines=refines, codecs=self.codecs)
 
     def _lay_out(self, members: Members, *, refines: bool) -> GroupTable:
         shares, pieces = self._shares(), []

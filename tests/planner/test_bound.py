@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.memory_states import WHOLE, kind_of
+from claw_plan.planner.memory_states import COPIED, WHOLE, kind_of
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.space import Space
-from claw_plan.planner.supported import refusal
+from claw_plan.planner.supported import OF_MOMENTUM, refusal
 from claw_plan.profiles.trainer import NEUTRAL
 from claw_plan.profiles.trainers import load_trainers
 
@@ -33,15 +33,25 @@ def some_choices(scorer, space, rng):
                     codec=rng.choice(["one_bit", "int8", "top_k:0.1"]),
                     collective="auto",
                 ),
+                replace(
+                    candidate,
+                    bucket_bytes=rng.choice([100, 1000]),
+                    codec=rng.choice(["fp16", "fp8", "int8", "int4"]),
+                    collective="auto",
+                    offload="none",
+                    blocks_per_group=rng.choice([1, candidate.blocks_per_group]),
+                ),
             ):
-                if path is not None and not refusal(other) and is_bound(scorer.problem, other):
+                if path is not None and not refusal(other) and acts(scorer.problem, other):
                     yield other, path
 
 
-def is_bound(problem, candidate):
-    """Codecs are, and offered by the search, where whole replicas meet during backward."""
+def acts(problem, candidate):
+    """Codecs of momentum do where whole replicas meet during backward; none at Megatron's."""
     meets = candidate.reduces_in_backward and kind_of(problem, candidate) == WHOLE
-    return meets or candidate.codec == "none"
+    if candidate.codec.partition(":")[0] in OF_MOMENTUM:
+        return meets
+    return candidate.codec == "none" or kind_of(problem, candidate) != COPIED
 
 
 def random_problem(toys, rng):

@@ -140,6 +140,22 @@ def test_search_equals_brute_force_on_random_problems(toys):
     assert 0 < infeasible < 40
 
 
+@pytest.mark.slow
+def test_search_equals_brute_force_with_codecs(toys):
+    """Wherever gradients are averaged: in stages, in shards, in replicas of them and beside tp."""
+    rng, won = random.Random(11), set()
+    for _ in range(30):
+        problem = random_problem(toys, rng)
+        codecs = rng.sample(["fp16", "fp8", "int8", "int4", "one_bit"], 2)
+        scorer, space = Scorer(problem), Space(problem, FEWER, codecs)
+        expected, found = brute_force(scorer, space), search_space(scorer, space)
+        time_ns = found.times_ns[found.ranked[0][0]] if found.ranked else None
+        assert time_ns == (expected[0] if expected else None)
+        assert found.report.space == sum(1 for _ in every_choice(scorer, space))
+        won |= {c.codec != "none" and (c.dp_shard > 1 or c.pp > 1) for c, _ in found.ranked[:1]}
+    assert True in won
+
+
 def test_what_is_known_is_never_answered_with_worse(toys):
     """Even when there is no time to open anything."""
     problem = toys.problem(toys.graph(layers=5), toys.cluster(nodes=2))

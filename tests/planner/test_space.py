@@ -254,24 +254,6 @@ def test_finer_knobs_are_left_out_of_large_spaces_unless_pinned(toys, monkeypatc
     assert {(c.recompute_blocks, c.reshard_ranks) for c in pinned} == {(2, 2)}
 
 
-def test_codecs_are_offered_where_they_are_named_and_act(toys):
-    """Where whole replicas meet in backward, in fp32; those of momentum not with a clip."""
-    problem = toys.problem(toys.graph(layers=3), toys.cluster(devices=2), global_batch=2)
-    named = ("one_bit", "int8")
-    assert {c.codec for c in members(Space(problem, {}))} == {"none"}
-    encoded = [c for c in members(Space(problem, {}, named)) if c.codec != "none"]
-    assert {(c.codec, c.offload) for c in encoded} == {
-        ("one_bit", "none"), ("int8", "none"), ("int8", "optimizer"),
-    }  # fmt: skip
-    assert all(c.reduces_in_backward and c.collective == "auto" for c in encoded)
-    pinned = members(Space(problem, {"codec": "top_k:0.01"}))
-    assert {(c.codec, c.dp_replicate) for c in pinned} == {("top_k:0.01", 2)}
-    mixed = replace(problem, training=replace(problem.training, precision="bfloat16"))
-    assert {c.codec for c in members(Space(mixed, {}, named))} == {"none"}
-    clipped = replace(problem, training=replace(problem.training, clip_norm=1.0))
-    assert {c.codec for c in members(Space(clipped, {}, named))} == {"none", "int8"}
-
-
 def test_of_bucket_sizes_that_make_the_same_buckets_one_is_offered(toys):
     """24 MB of gradients in blocks of 4 MB: sizes of 25 MB and more are one."""
     graph = toys.graph(layers=6, width=1000)
