@@ -31,8 +31,7 @@ from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.supported import OF_MOMENTUM
 from claw_plan.profiles.codecs import CodecDescriptor, describe_codec
-from claw_plan.profiles.coded_means import own_elements, part_sizes
-from claw_plan.profiles.collective_schedules import alike
+from claw_plan.profiles.coded_means import part_sizes
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.profiles.work import OpWork
 
@@ -136,59 +135,51 @@ def _factored(problem: Problem, candidate: Candidate, elements: int, shapes: Sha
 
 
 def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:
-    ranks, codec = candidate.dp_replicate, known_codec(candidate.codec)
-    if candidate.collective != "auto":
-        return _encoded_by(problem, candidate, elements, nodes)
-    wires = [codec.wire_bytes(part) for part in part_sizes(elements, ranks)]
-    exchange = problem.collective("all_to_all", sum(wires), ranks, nodes, by_data=True)
-    gather = problem.collective("all_gather", ranks * max(wires), ranks, nodes, by_data=True)
-    of_momentum = sends_momentum(candidate, problem.training.optimizer)
-    encode, mean, decode = (
-        problem.cost.op(work).ns for work in codec_works(codec, elements, ranks, of_momentum)
+    codec, optimizer = known_codec(candidate.codec), problem.training.optimizer
+    of_momentum = sends_momentum(candidate, optimizer)
+    found = exchanges_by(
+        problem, candidate.collective, codec, elements, candidate.dp_replicate, nodes
     )
-    if not of_momentum:
-        encode += _largest_ns(problem, codec, elements)
-        decode += problem.memory_op_ns(CHECK_BYTES * elements)
-    return Averaging(
-        phases=(Phase(encode, exchange), Phase(mean, gather)),
-        last_ns=decode,
-        is_waited_for=of_momentum or not _waits_for_the_wire(problem, nodes),
-    )
-
-
-def _encoded_by(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:
-    """By messages of our own; some ranks' numbers may be added up before they are encoded."""
-    codec, algorithm = known_codec(candidate.codec), candidate.collective
-    of_momentum = sends_momentum(candidate, problem.training.optimizer)
-    found = exchanges_by(problem, algorithm, codec, elements, candidate.dp_replicate, nodes)
     encode, mean, decode = (
         problem.cost.op(work).ns
         for work in codec_works(codec, found.elements, found.ranks, of_momentum)
     )
-    phases, last_ns = [Phase(encode, found.exchange), Phase(mean, found.gather)], decode
-    if found.inside is not None:
-        # The rest of the node's elements, which others encode, is copied, and the optimizer's too.
-        rest = elements - found.elements
-        before, after = (MOMENTUM_BYTES, MOVE_BYTES) if of_momentum else (0, 0)
-        added_bytes = MEAN_BYTES * rest + CAST_BYTES * found.elements
-        copy, add, put = (
-            problem.cost.op(memory_work(ADD, size_bytes, "backward")).ns
-            for size_bytes in (
-                CAST_BYTES * elements + before * rest, added_bytes, (CAST_BYTES + after) * rest
-            )
-        )  # fmt: skip
-        phases = [
-            Phase(copy, found.inside),
-            Phase(add + encode, found.exchange),
-            Phase(mean, found.gather),
-            Phase(decode, found.inside),
-        ]
-        last_ns = put
+    first_ns = last_ns = 0
+    if not of_momentum:
+        first_ns = _largest_ns(problem, codec, elements)
+        last_ns = problem.memory_op_ns(CHECK_BYTES * elements)
+    phases = [Phase(encode, found.exchange), Phase(mean, found.gather)]
+    if found.inside is None:
+        last_ns += decode
+    else:
+        copy_ns, add_ns, put_ns = _node_kernels(problem, elements, found.elements, of_momentum)
+        phases[0] = Phase(add_ns + encode, found.exchange)
+        phases = [Phase(copy_ns, found.inside), *phases, Phase(decode, found.inside)]
+        last_ns += put_ns
+    phases[0] = Phase(first_ns + phases[0].kernels_ns, phases[0].cost)
     return Averaging(
         phases=tuple(phases),
         last_ns=last_ns,
         is_waited_for=of_momentum or not _waits_for_the_wire(problem, nodes),
     )
+
+
+def _node_kernels(
+    problem: Problem, elements: int, own: int, of_momentum: bool
+) -> tuple[int, int, int]:
+    """Where a rank encodes its own elements of its node's sum: before, to sum it up, and after.
+
+    The kernels of an optimizer that sends momentum work on the others' elements as well.
+    """
+    rest, (before, after) = elements - own, (0, 0)
+    if of_momentum:
+        before, after = MOMENTUM_BYTES, MOVE_BYTES
+    copied, added = CAST_BYTES * elements + before * rest, MEAN_BYTES * rest + CAST_BYTES * own
+    copy_ns, add_ns, put_ns = (
+        problem.cost.op(memory_work(ADD, size_bytes, "backward")).ns
+        for size_bytes in (copied, added, (CAST_BYTES + after) * rest)
+    )
+    return copy_ns, add_ns, put_ns
 
 
 def codec_works(
@@ -282,9 +273,10 @@ def residual_bytes(problem: Problem, candidate: Candidate, elements: int) -> int
     codec, ranks = known_codec(candidate.codec), candidate.dp_replicate
     if scatters_codes(candidate):
         return codec.state_bytes(elements)
-    if candidate.collective == "hierarchical":  # what a rank encodes is a part of its node's sum
+    if candidate.collective == "hierarchical":
         nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
-        elements, ranks = own_elements(elements, 0, alike(ranks, nodes)), nodes
+        # What a rank encodes is a part of its node's sum.
+        elements, ranks = max(part_sizes(elements, ranks // nodes)), nodes
     return codec.state_bytes(elements) + codec.state_bytes(-(-elements // ranks))
 
 

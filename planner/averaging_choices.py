@@ -16,7 +16,13 @@ from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.shards import local_numel
-from claw_plan.planner.supported import ALGORITHMS, OF_MOMENTUM, nodes_refusal, refusal
+from claw_plan.planner.supported import (
+    ALGORITHMS,
+    OF_MOMENTUM,
+    nodes_refusal,
+    refusal,
+    sends_codes,
+)
 from claw_plan.profiles.codecs import LOW_RANK
 
 BUCKETS = (25_000_000, 5_000_000, 10_000_000, 50_000_000, 100_000_000)
@@ -84,7 +90,7 @@ class AveragingChoices:
         names = [self._fix.get("collective", base.collective)]
         if "collective" not in self._fix and base.dp_replicate <= MOST_BY_MESSAGES and nodes > 1:
             by_gloo = self._problem.cluster.backend == "gloo"
-            names += ALGORITHMS if by_gloo else ["hierarchical"] * (codec != "none")
+            names += ALGORITHMS if by_gloo else ["hierarchical"] * sends_codes(codec)
         coded = replace(base, codec=codec)
         return [one for one in names if not nodes_refusal(replace(coded, collective=one), nodes)]
 

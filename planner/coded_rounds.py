@@ -16,7 +16,7 @@ from typing import NamedTuple
 from claw_plan.planner.message_rounds import Messages, flow_of, messages_of
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.profiles.codecs import CodecDescriptor
-from claw_plan.profiles.coded_means import own_elements, part_sizes
+from claw_plan.profiles.coded_means import part_sizes
 from claw_plan.profiles.collective_algorithms import gathering_rounds, node_rounds
 from claw_plan.profiles.collective_schedules import alike, node_sizes
 from claw_plan.profiles.cost import CollectiveCost
@@ -26,8 +26,8 @@ from claw_plan.profiles.work import CollectiveWork
 class CodedExchanges(NamedTuple):
     """What `ranks` that encode so many `elements` each exchange, and what goes on inside nodes.
 
-    `inside` comes before and after them, None where nothing does. The work of the whole mean
-    stands with `exchange`, for `planner.traffic`.
+    `inside` comes before and after them, None where nothing does. Where messages are our own the
+    work of the whole mean stands with `exchange`, for `planner.traffic`.
     """
 
     ranks: int
@@ -40,7 +40,12 @@ class CodedExchanges(NamedTuple):
 def exchanges_by(
     problem: Problem, algorithm: str, codec: CodecDescriptor, elements: int, ranks: int, nodes: int
 ) -> CodedExchanges:
-    """Of gradients of so many elements over so many ranks on so many nodes."""
+    """Of gradients of so many elements over so many ranks on so many nodes.
+
+    `algorithm` is 'auto' for the library's own collectives.
+    """
+    if algorithm == "auto":
+        return _by_the_library(problem, codec, elements, ranks, nodes)
     work = CollectiveWork(
         op="all_reduce", bytes=STORED_BYTES * elements, group_size=ranks, nodes=nodes,
         backend=problem.cluster.backend, algorithm=algorithm,
@@ -63,13 +68,26 @@ def exchanges_by(
     )
 
 
+def _by_the_library(
+    problem: Problem, codec: CodecDescriptor, elements: int, ranks: int, nodes: int
+) -> CodedExchanges:
+    wires = [codec.wire_bytes(part) for part in part_sizes(elements, ranks)]
+    gathered = ranks * max(wires)
+    return CodedExchanges(
+        ranks=ranks,
+        elements=elements,
+        exchange=problem.collective("all_to_all", sum(wires), ranks, nodes, by_data=True),
+        gather=problem.collective("all_gather", gathered, ranks, nodes, by_data=True),
+    )
+
+
 def _between_nodes(
     problem: Problem, codec: CodecDescriptor, elements: int, work: CollectiveWork
 ) -> CodedExchanges:
     nodes, layout = work.nodes, alike(work.group_size, work.nodes)
-    own = max(own_elements(elements, rank, layout) for rank in layout[0])
-    wire = max(codec.wire_bytes(part) for part in part_sizes(own, nodes))
     local = len(layout[0])
+    own = max(part_sizes(elements, local))
+    wire = max(codec.wire_bytes(part) for part in part_sizes(own, nodes))
     codes = [Messages(nodes - 1, 0, wire, local)]
     rounds = node_rounds(node_sizes(layout))
     inside = messages_of(work.algorithm, rounds, work.bytes, local)

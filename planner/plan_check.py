@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from claw_plan.planner.bucket_order import order_refusals
 from claw_plan.planner.bucket_plan import check_sizes
 from claw_plan.planner.candidate import MESH_ORDER, Candidate
 from claw_plan.planner.errors import PlanError
@@ -143,15 +144,7 @@ def _bucket_order(plan: Plan, candidate: Candidate) -> Iterator[str]:
             f"candidate.bucket_order names each of the {count} buckets once, from 0 on, but is "
             f"{[*candidate.bucket_order]}"
         )
-    if (candidate.codec, candidate.collective) != ("none", "auto"):
-        yield "candidate.bucket_order acts with codec none and collective auto"
-    if candidate.num_devices != candidate.dp_replicate or candidate.offload != "none":
-        yield "candidate.bucket_order acts where dp_replicate is all there is, without offload"
-    if plan.training.clip_norm is not None:
-        yield (
-            "candidate.bucket_order updates parameters before all gradients are there, whose norm "
-            "training.clip_norm bounds; leave one of them out"
-        )
+    yield from order_refusals(candidate, plan.training.clip_norm)
 
 
 def _mesh(plan: Plan, candidate: Candidate, cluster: Cluster) -> Iterator[str]:

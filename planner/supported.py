@@ -13,7 +13,8 @@ from sys import maxsize
 from claw_plan.planner.candidate import CP_COMM_TYPES, MESH_ORDER, Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.schedules import ASYNCHRONOUS, EVERY_SCHEDULE, SCHEDULES
-from claw_plan.profiles.codecs import CODEC_NAMES, CodecError, describe_codec
+from claw_plan.profiles.codecs import CODEC_NAMES, LOW_RANK, CodecError, describe_codec
+from claw_plan.profiles.coded_means import ACTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +81,18 @@ ALGORITHMS: Mapping[str, str] = dict.fromkeys(
     ("ring", "tree", "recursive_doubling", "halving_doubling", "hierarchical"),
     f"{_EXCHANGE}::test_another_algorithm_trains_like_the_librarys",
 )
-CODECS: Mapping[str, str] = dict.fromkeys(
-    ("one_bit", "top_k", "threshold"),
-    f"{_EXCHANGE}::test_momentum_through_a_codec_trains_after_a_warm_up",
-) | dict.fromkeys(
-    ("fp16", "fp8", "int8", "int4"),
-    "tests/executor/test_replica_exchange_coded.py::test_gradients_are_within_the_codecs_bound",
+CODECS: Mapping[str, str] = (
+    dict.fromkeys(
+        ("one_bit", "top_k", "threshold"),
+        f"{_EXCHANGE}::test_momentum_through_a_codec_trains_after_a_warm_up",
+    )
+    | dict.fromkeys(
+        ("fp16", "fp8", "int8", "int4"),
+        "tests/executor/test_replica_exchange_coded.py::test_gradients_are_within_the_codecs_bound",
+    )
+    | {
+        LOW_RANK: f"{_EXCHANGE}::test_low_rank_gradients_are_those_of_power_sgd_after_a_warm_up",
+    }
 )
 """Algorithms beside the library's own, and codecs by name, each with the test that proves it."""
 
@@ -94,6 +101,11 @@ OF_MOMENTUM = ("one_bit", "top_k", "threshold")
 
 RECOMPUTE = ("none", "full", "half")
 OFFLOAD = ("none", "optimizer")
+
+
+def sends_codes(codec: str) -> bool:
+    """Whether codes are what travels: the factors of `low_rank` are numbers, which are added."""
+    return codec.partition(":")[0] not in ("none", LOW_RANK)
 
 
 def axes_of(candidate: Candidate) -> frozenset[str]:
@@ -207,12 +219,13 @@ def _averaging_refusal(candidate: Candidate) -> str:
     codec, algorithm = candidate.codec, candidate.collective
     if codec == "none" and algorithm == "auto":
         return ""
-    said = f"codec={codec}" if codec != "none" else f"collective={algorithm}"
-    of_momentum = codec.partition(":")[0] in OF_MOMENTUM
-    if codec != "none" and algorithm != "auto":
-        return f"{said} with collective={algorithm}: use collective=auto"
-    if codec != "none" and not of_momentum:
+    name = codec.partition(":")[0]
+    acts_anywhere = sends_codes(codec) and name not in OF_MOMENTUM
+    if sends_codes(codec) and algorithm != "auto" and (why := _pair_refusal(candidate)):
+        return why
+    if acts_anywhere and algorithm == "auto":
         return _gradient_codec_refusal(candidate)
+    said = f"collective={algorithm}" if acts_anywhere or codec == "none" else f"codec={codec}"
     if not candidate.reduces_in_backward:
         return (
             f"{said}: it acts where whole replicas meet during backward; use dp_replicate above "
@@ -220,8 +233,44 @@ def _averaging_refusal(candidate: Candidate) -> str:
         )
     if candidate.tp > 1:
         return f"{said} is not proven with tensor parallelism; use tp=1"
-    if of_momentum and candidate.offload != "none":
+    if name in OF_MOMENTUM and candidate.offload != "none":
         return f"{said}: the momentum that travels lies on the host; use offload=none"
+    return ""
+
+
+def _pair_refusal(candidate: Candidate) -> str:
+    """Why codes may not travel by the algorithm: most would go as another one has them go."""
+    algorithm, ranks = candidate.collective, candidate.dp_replicate
+    said = f"codec={candidate.codec} with collective={algorithm}"
+    if algorithm not in ACTING:
+        known = ", ".join(("auto", *ACTING))
+        return (
+            f"{said}: codes go straight to who averages them and are gathered in parts, which "
+            f"it has no way of its own for; use one of {known}"
+        )
+    if algorithm == "halving_doubling" and ranks & (ranks - 1):
+        return (
+            f"{said}: parts are gathered so among a power of two of ranks only, and "
+            f"dp_replicate is {ranks}; use collective=ring"
+        )
+    return ""
+
+
+def nodes_refusal(candidate: Candidate, nodes: int) -> str:
+    """Why codes may not travel by the algorithm between replicas on so many nodes."""
+    if not sends_codes(candidate.codec) or candidate.collective != "hierarchical":
+        return ""
+    said = f"codec={candidate.codec} with collective=hierarchical"
+    if nodes == 1:
+        return (
+            f"{said}: gradients travel whole inside a node, and all replicas lie on one, so "
+            "nothing would be encoded; use collective=ring"
+        )
+    if nodes == candidate.dp_replicate:
+        return (
+            f"{said}: each replica lies on a node of its own, where codes travel as by ring; use "
+            "collective=ring"
+        )
     return ""
 
 

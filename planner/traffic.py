@@ -17,6 +17,7 @@ from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
+from claw_plan.planner.averaging import known_codec
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower import Cuts, lower
 from claw_plan.planner.lower_end import WORLD
@@ -25,7 +26,10 @@ from claw_plan.planner.plan import PlanTraffic
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.shards import Place, ShardSizes
 from claw_plan.planner.stage_streams import FROM_PEER, Moves
-from claw_plan.profiles.collective_schedules import alike, rank_schedule
+from claw_plan.planner.supported import sends_codes
+from claw_plan.profiles.coded_means import messages, steps_messages
+from claw_plan.profiles.collective_schedules import alike, node_sizes, rank_schedule
+from claw_plan.profiles.collective_trees import pieces_of
 from claw_plan.profiles.trainer import NEUTRAL
 from claw_plan.profiles.work import CollectiveWork
 
@@ -98,7 +102,7 @@ def _counted(moves: Moves, candidate: Candidate, replica: int) -> dict[Kind, Mov
     found: dict[Kind, list[int]] = {}
     for axes, works in moves:
         for axis, work in zip(axes, works, strict=True):
-            for op, size in _calls(work, axis, replica):
+            for op, size in _calls(work, axis, replica, candidate.codec):
                 kind = Kind(op, group_of(axis, candidate), work.group_size)
                 if work.op == "send":  # its work names two ranks of all that the group has
                     kind = Kind(op, "pp", candidate.pp)
@@ -108,28 +112,27 @@ def _counted(moves: Moves, candidate: Candidate, replica: int) -> dict[Kind, Mov
     return {kind: Moved(*amounts) for kind, amounts in found.items()}
 
 
-def _calls(work: CollectiveWork, axis: str, replica: int) -> Iterator[tuple[str, int]]:
+def _calls(work: CollectiveWork, axis: str, replica: int, codec: str) -> Iterator[tuple[str, int]]:
     """Operation and bytes of all that a rank calls for it."""
     if work.op == "send":
         yield ("recv" if axis == FROM_PEER else "send"), work.bytes
     elif work.algorithm == "auto":
         yield work.op, work.bytes
     else:
-        yield from _messages(work, replica)
+        yield from _messages(work, replica, codec)
 
 
-def _messages(work: CollectiveWork, replica: int) -> Iterator[tuple[str, int]]:
+def _messages(work: CollectiveWork, replica: int, codec: str) -> Iterator[tuple[str, int]]:
     """What one rank sends and receives in an all-reduce by rounds of messages."""
-    nodes = alike(work.group_size, work.nodes)
-    schedule = rank_schedule(work.algorithm, replica, nodes)
-    elements, parts = work.bytes // STORED_BYTES, schedule.chunks
+    nodes, elements = alike(work.group_size, work.nodes), work.bytes // STORED_BYTES
+    if sends_codes(codec):
+        yield from messages(known_codec(codec), work.algorithm, elements, replica, nodes)
+        return
+    pieces = pieces_of(work.algorithm, work.bytes, node_sizes(nodes))
+    schedule = rank_schedule(work.algorithm, replica, nodes, pieces)
+    parts = schedule.chunks
     edges = [STORED_BYTES * (elements * part // parts) for part in range(parts + 1)]
-    for step in schedule.all_reduce:
-        for op, (first, stop) in (
-            (("send", step.sends), ("recv", step.receives)) if step is not None else ()
-        ):
-            if edges[stop] > edges[first]:
-                yield op, edges[stop] - edges[first]
+    yield from steps_messages(schedule.all_reduce, edges)
 
 
 def group_of(axis: str, candidate: Candidate) -> str:

@@ -22,6 +22,7 @@ from claw_plan.executor.communication.compressed import TwoPhaseFeedback, compre
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.kernels.codec import Codec
 from claw_plan.profiles.collective_schedules import Nodes
+from claw_plan.profiles.collective_trees import HALF_BYTES
 from claw_plan.profiles.errors import near_matches
 
 
@@ -32,6 +33,8 @@ class CollectiveGroup:
     process_group: dist.ProcessGroup
     nodes: Nodes
     strategy: str
+    half_bytes: float = HALF_BYTES
+    """What the links carry while a message starts, by which a tree's chunks are cut."""
 
     @property
     def device(self) -> torch.device:
@@ -40,7 +43,9 @@ class CollectiveGroup:
 
     def all_reduce(self, flat: Tensor, carry: algorithms.Exchange | None = None) -> None:
         """Replaces `flat` by the sum over the ranks; `carry` moves messages."""
-        algorithms.all_reduce(flat, self.process_group, self.strategy, self.nodes, carry)
+        algorithms.all_reduce(
+            flat, self.process_group, self.strategy, self.nodes, carry, self.half_bytes
+        )
 
     def reduce_scatter(self, flat: Tensor) -> Tensor:
         """This rank's part of the sum."""
@@ -105,7 +110,7 @@ def create_group(
 
 def group_over(group: dist.ProcessGroup, nodes: Nodes, strategy: str) -> CollectiveGroup:
     """The ranks of a process group that is there, all ways between them open; all call it."""
-    _open_ways(group)
+    open_ways(group)
     return CollectiveGroup(process_group=group, nodes=nodes, strategy=_known(strategy))
 
 
@@ -130,7 +135,7 @@ def _host_names(world: dist.ProcessGroup) -> list[str]:
     return names
 
 
-def _open_ways(group: dist.ProcessGroup) -> None:
+def open_ways(group: dist.ProcessGroup) -> None:
     """A byte between any two ranks: NCCL and gloo open their connections with the first one."""
     parts = [
         torch.zeros(1, dtype=torch.uint8, device=_device_of(group)) for _ in range(group.size())

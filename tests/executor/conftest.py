@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,20 @@ from claw_plan.executor.ranks import Rank
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.expert_parallel import find_experts
 from claw_plan.planner.expert_tensor_parallel import tensor_rule, with_inner_size
+from claw_plan.planner.graph import ModelGraph
 from claw_plan.planner.model_source import load_model
-from claw_plan.planner.plan import Plan, candidate_mapping, save_plan
+from claw_plan.planner.plan import Plan, candidate_mapping, load_plan, save_plan
+from claw_plan.planner.plan_check import model_of_plan
+from claw_plan.planner.plan_stages import stage_spans
+from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.schedules import rank_of_stage
+from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.tensor_parallel_search import find_rules
+from claw_plan.planner.trace_context import trace_context
+from claw_plan.planner.traffic import Kind, Moved, predict_traffic
 from claw_plan.planner.vocabulary_parallel_search import find_vocabulary
+from claw_plan.profiles.cluster_file import cluster_from_mapping
+from claw_plan.profiles.cost_model import ClusterCostModel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -73,10 +83,15 @@ def write_plan(
     cuts: list[int] | None = None,
     clip_norm: float | None = None,
     vocabulary_rows: str = "",
+    hosts: int = 1,
     **knobs: Any,
 ) -> Path:
-    """A plan with the given knobs over `blocks`, cut evenly unless `cuts` says where."""
+    """A plan with the given knobs over `blocks`, cut evenly unless `cuts` says where.
+
+    Its ranks fill so many hosts alike.
+    """
     candidate = Candidate(**knobs)
+    each = 8 if hosts == 1 else candidate.num_devices // hosts
     plan = Plan.model_validate(
         {
             "version": 1,
@@ -95,11 +110,14 @@ def write_plan(
                 "learning_rate": 1e-3,
                 "clip_norm": clip_norm,
             },
-            "cluster": {"name": "here", "nodes": [{"devices": {"type": "cpu", "count": 8}}]},
+            "cluster": {
+                "name": "here",
+                "nodes": [{"count": hosts, "devices": {"type": "cpu", "count": each}}],
+            },
             "candidate": candidate_mapping(candidate),
             "mesh": {
                 "axes": {axis: getattr(candidate, axis) for axis in candidate.mesh_order},
-                "devices": [f"0:{i}" for i in range(candidate.num_devices)],
+                "devices": [f"{i // each}:{i % each}" for i in range(candidate.num_devices)],
             },
             "schedule": {
                 "name": candidate.schedule,
@@ -269,6 +287,43 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Container of the blocks and config.json of untouched Hugging Face models; GPT-2's head is tied
 and its dropout modules stand at 0.1."""
+
+
+@pytest.fixture(scope="session")
+def predicted_traffic() -> Callable[[Path], list[dict[Kind, Moved]]]:
+    """What planning says that each rank of a plan file moves in a step."""
+    return partial(_predicted, graphs={})
+
+
+def _predicted(path: Path, graphs: dict[str, ModelGraph]) -> list[dict[Kind, Moved]]:
+    """`graphs` are those of models that were traced before."""
+    plan = load_plan(path)
+    settings, knobs = plan.training, plan.knobs()
+    way = f"{knobs.cp} {knobs.cp_comm_type}"
+    key = f"{plan.model.file} {plan.model.build} {settings.precision} {way}"
+    if key not in graphs:
+        model, kind = model_of_plan(plan, path), knobs.cp_comm_type
+        graphs[key] = trace_context(
+            model, seq_len=model.seq_len(), dtype=settings.precision, cp=knobs.cp, kind=kind
+        )
+    graph, cluster = graphs[key], cluster_from_mapping(plan.cluster, "cluster")
+    training = Training(
+        global_batch=settings.global_batch,
+        seq_len=graph.seq_len,
+        precision=settings.precision,
+        optimizer=settings.optimizer,
+        memory_headroom=0.0,
+        clip_norm=settings.clip_norm,
+    )
+    cost = ClusterCostModel(cluster)
+    problem = Problem(graph=graph, cluster=cluster, cost=cost, training=training)
+    return predict_traffic(problem, ShardSizes(graph), knobs, _cuts_of(plan, graph))
+
+
+def _cuts_of(plan: Plan, graph: ModelGraph) -> tuple[tuple[int, int], ...]:
+    spans = stage_spans(plan)
+    starts = [0, *(start + 1 for start, _ in spans[1:])]
+    return tuple(zip(starts, [*starts[1:], len(graph.units)], strict=True))
 
 
 @pytest.fixture

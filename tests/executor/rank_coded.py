@@ -19,20 +19,25 @@ from torch.utils.hooks import RemovableHandle
 from claw_plan.executor.batches import ExampleSource, own_slice
 from claw_plan.executor.checkpoint import Checkpointer
 from claw_plan.executor.checkpoint_folder import name_of
+from claw_plan.executor.communication.hooks import GradientMean
 from claw_plan.executor.gradients import local
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
 from claw_plan.executor.replica_exchange import without_codec
+from claw_plan.executor.traffic import counting, traffic_counter
+from claw_plan.planner.plan import load_plan
+from claw_plan.planner.supported import OF_MOMENTUM
 
-STEPS, SAVED, WINDOW = 6, 3, 3
+STEPS, SAVED, WINDOW, WARMUP = 6, 3, 3, 2
 
 
 class Training:
-    """A plan's model on this rank; the window of an fp16 scale is short."""
+    """A plan's model on this rank; the window of an fp16 scale is short, and so is a warm-up."""
 
     def __init__(self, path: Path, *, is_coded: bool = True) -> None:
         plan, loaded = open_plan(path)
-        training = plan.training.model_copy(update={"loss_scale_window": WINDOW})
+        short = {"loss_scale_window": WINDOW, "codec_warmup_steps": WARMUP}
+        training = plan.training.model_copy(update=short)
         plan = plan.model_copy(update={"training": training})
         plan = plan if is_coded else without_codec(plan)
         self.compiled: ParallelModel = compile_plan(plan, loaded, torch.device("cpu"))
@@ -60,18 +65,31 @@ class Training:
         return torch.cat(parts).clone()
 
     def exponent(self) -> int | None:
-        exchange = self.compiled.exchange
-        assert exchange is not None and exchange.gradients is not None
-        scale = exchange.gradients.scale
+        gradients = self.gradients
+        scale = None if gradients is None else gradients.scale
         return None if scale is None else scale.exponent
+
+    @property
+    def gradients(self) -> GradientMean | None:
+        """What sends gradients as codes; None where momentum travels."""
+        assert self.compiled.exchange is not None
+        return self.compiled.exchange.gradients
+
+    def moved(self, steps: range) -> list[list[object]]:
+        """What this rank moves in the last of these steps."""
+        counter = traffic_counter(self.compiled)
+        with counting(self.compiled, counter):
+            for step in steps:
+                counter.take()
+                self.compiled.train_step(self.batch(step))
+        return [[*kind, *amounts] for kind, amounts in counter.take().items()]
 
 
 def error_of(path: Path, whole: Training) -> dict[str, float]:
     """Squares over all ranks: of the first gradients' error, and of what was encoded."""
     coded = Training(path)
-    exchange = coded.compiled.exchange
-    assert exchange is not None and exchange.gradients is not None
-    means, sent = exchange.gradients.means, [0.0]
+    assert coded.gradients is not None
+    means, sent = coded.gradients.means, [0.0]
     encode = means.compressed
 
     def counted(key: str, flat: torch.Tensor) -> torch.Tensor:
@@ -88,7 +106,8 @@ def error_of(path: Path, whole: Training) -> dict[str, float]:
 
 def found_of(path: Path, folder: Path) -> dict[str, Any]:
     whole = Training(path, is_coded=False)
-    found: dict[str, Any] = {"squares": error_of(path, whole)}
+    sends_gradients = load_plan(path).knobs().codec.partition(":")[0] not in OF_MOMENTUM
+    found: dict[str, Any] = {"squares": error_of(path, whole)} if sends_gradients else {}
     found["whole"] = whole.train(range(STEPS))
     first = Training(path)
     losses = first.train(range(SAVED))
@@ -99,14 +118,14 @@ def found_of(path: Path, folder: Path) -> dict[str, Any]:
     found["losses"] = losses + first.train(range(SAVED, STEPS))
     second = Training(path)
     Checkpointer(second.compiled, None).load(folder / name_of(SAVED))
-    second.train(range(SAVED, STEPS))
+    found["moved"] = second.moved(range(SAVED, STEPS))
     found |= {"flat": first.flat(), "resumed": second.flat()}
     found["exponents"] = [first.exponent(), second.exponent()]
     mesh = first.compiled.mesh
     found["place"] = {axis: mesh.index(axis) for axis in mesh.sizes}
     evened = [p.detach().reshape(-1) for p in first.compiled.evened]
     found["evened"] = torch.cat(evened).clone() if evened else None
-    return found | {"skipped": skipped(first)}
+    return found | ({"skipped": skipped(first)} if sends_gradients else {})
 
 
 def poison(compiled: ParallelModel) -> RemovableHandle:

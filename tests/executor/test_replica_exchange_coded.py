@@ -1,8 +1,8 @@
-"""Gradients through codecs under every parallelism, on four real ranks.
+"""Codecs under every parallelism, and by every algorithm, on four real ranks.
 
 Each plan is run beside the same one without a codec: the first gradients differ by no more than
-the codec's bound, replicas keep equal bits, steps with an overflow are left out by all, and a run
-that is taken up again goes on exactly.
+the codec's bound, replicas keep equal bits, steps with an overflow are left out by all, a run
+that is taken up again goes on exactly, and a step moves what planning says.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ import pytest
 import torch
 
 from claw_plan.kernels.codec import codec_of
+from claw_plan.planner.traffic import Kind, Moved, differences
 
 RANKS = Path(__file__).with_name("rank_coded.py")
+
+SMALL = {"bucket_bytes": 9000}
+NODES = {"dp_replicate": 4, "collective": "hierarchical", "hosts": 2}
 
 PLANS: dict[str, dict[str, Any]] = {
     "fp16": {"codec": "fp16", "dp_replicate": 4, "clip_norm": 0.05},
@@ -35,7 +39,22 @@ PLANS: dict[str, dict[str, Any]] = {
     "zero3": {"codec": "int4", "dp_shard": 4, "precision": "bfloat16"},
     "zero_tp": {"codec": "int8", "dp_shard": 2, "tp": 2},
     "zero_pp": {"codec": "fp8", "dp_shard": 2, "pp": 2},
+    "ring": {"codec": "int8", "dp_replicate": 4, "collective": "ring"} | SMALL,
+    "doubling": {"codec": "int4", "dp_replicate": 4, "collective": "halving_doubling"},
+    "nodes": {"codec": "int8", "clip_norm": 0.05} | NODES,
+    "nodes_fp16": {"codec": "fp16"} | NODES | SMALL,
 }
+OF_MOMENTUM: dict[str, dict[str, Any]] = {
+    "one_bit_ring": {"codec": "one_bit", "dp_replicate": 4, "collective": "ring"},
+    "top_k_doubling": {
+        "codec": "top_k:0.05", "dp_replicate": 4, "collective": "halving_doubling",
+    },
+    "one_bit_nodes": {"codec": "one_bit"} | NODES,
+    "top_k_nodes": {"codec": "top_k:0.05"} | NODES,
+    "threshold_nodes": {"codec": "threshold:0.001"} | NODES,
+}  # fmt: skip
+WARMUP = 2
+
 NEAR = {"fp16": 2e-4, "int8": 4e-3, "fp8": 3e-2, "int4": 8e-2}
 """How far losses may be from those of whole gradients after six steps."""
 
@@ -43,10 +62,17 @@ Found = list[dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def found(tiny_plan: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Found:
+def paths(tiny_plan: Callable[..., Path]) -> dict[str, Path]:
+    """The plans' files."""
+    every = PLANS | OF_MOMENTUM
+    return {name: tiny_plan(f"coded_{name}", **knobs) for name, knobs in every.items()}
+
+
+@pytest.fixture(scope="module")
+def found(paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Of each rank, what it found of each plan."""
     folder = tmp_path_factory.mktemp("coded")
-    plans = [tiny_plan(f"coded_{name}", **knobs) for name, knobs in PLANS.items()]
+    plans = [*paths.values()]
     ranks = [
         subprocess.Popen(
             [sys.executable, str(RANKS), str(rank), "4", str(folder), *map(str, plans)],
@@ -56,7 +82,7 @@ def found(tiny_plan: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
     ]
     assert [rank.wait(timeout=900) for rank in ranks] == [0] * 4
     whole = [torch.load(folder / f"coded{rank}.pt") for rank in range(4)]
-    return [{name: own[f"coded_{name}"] for name in PLANS} for own in whole]
+    return [{name: own[f"coded_{name}"] for name in paths} for own in whole]
 
 
 @pytest.mark.slow
@@ -78,7 +104,7 @@ def test_gradients_are_within_the_codecs_bound(found: Found, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", [*PLANS, *OF_MOMENTUM])
 def test_replicas_keep_equal_bits(found: Found, name: str) -> None:
     by_place: dict[tuple[int, ...], torch.Tensor] = {}
     for rank in found:
@@ -87,16 +113,39 @@ def test_replicas_keep_equal_bits(found: Found, name: str) -> None:
         }
         first = by_place.setdefault(tuple(place.values()), rank[name]["flat"])
         assert torch.equal(rank[name]["flat"], first)
-    assert len(by_place) == 4 // PLANS[name].get("dp_replicate", 1)
+    knobs = (PLANS | OF_MOMENTUM)[name]
+    assert len(by_place) == 4 // knobs.get("dp_replicate", 1)
     alike = [rank[name]["evened"] for rank in found if rank[name]["evened"] is not None]
     assert bool(alike) == (name in ("tp", "tp_sequence", "zero_tp"))
     for rank in found:
-        if alike and PLANS[name].get("dp_shard", 1) == 1:
+        if alike and knobs.get("dp_shard", 1) == 1:
             assert torch.equal(rank[name]["evened"], alike[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", OF_MOMENTUM)
+def test_momentum_travels_after_a_warm_up(found: Found, name: str) -> None:
+    losses, whole = found[0][name]["losses"], found[0][name]["whole"]
+    # The loss of a step is that of the parameters before it.
+    assert losses[: WARMUP + 1] == pytest.approx(whole[: WARMUP + 1], abs=1e-5)
+    assert losses[-1] != whole[-1] and losses[-1] < losses[WARMUP]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in (*PLANS, *OF_MOMENTUM) if n != "threshold_nodes"])
+def test_a_step_moves_what_is_predicted(
+    found: Found,
+    paths: dict[str, Path],
+    predicted_traffic: Callable[[Path], list[dict[Kind, Moved]]],
+    name: str,
+) -> None:
+    """A threshold's codes are as many as it lets through."""
+    counted = [{Kind(*row[:3]): Moved(*row[3:]) for row in rank[name]["moved"]} for rank in found]
+    assert not differences(predicted_traffic(paths[name]), counted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*PLANS, *OF_MOMENTUM])
 def test_a_resumed_run_goes_on_with_the_same_bits(found: Found, name: str) -> None:
     for rank in found:
         assert torch.equal(rank[name]["resumed"], rank[name]["flat"])
@@ -114,7 +163,7 @@ def test_all_ranks_leave_out_a_step_in_which_one_overflowed(found: Found, name: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fp16", "bf16_pp", "zero2"])
+@pytest.mark.parametrize("name", ["fp16", "bf16_pp", "zero2", "nodes_fp16"])
 def test_the_agreed_exponent_falls_and_grows_back(found: Found, name: str) -> None:
     # Six clean steps, three to grow: 0 + 2. Then one overflow, and three clean steps.
     for rank in found:

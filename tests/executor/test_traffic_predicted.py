@@ -17,18 +17,10 @@ from typing import Any
 
 import pytest
 
-from claw_plan.planner.graph import ModelGraph
-from claw_plan.planner.plan import Plan, load_plan
-from claw_plan.planner.plan_check import model_of_plan
-from claw_plan.planner.plan_stages import stage_spans
-from claw_plan.planner.problem import Problem, Training
+from claw_plan.planner.plan import load_plan
 from claw_plan.planner.schedules import SCHEDULES
-from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.supported import COMPOSITIONS
-from claw_plan.planner.trace_context import trace_context
-from claw_plan.planner.traffic import Kind, Moved, differences, predict_traffic
-from claw_plan.profiles.cluster_file import cluster_from_mapping
-from claw_plan.profiles.cost_model import ClusterCostModel
+from claw_plan.planner.traffic import Kind, Moved, differences
 
 RANK = Path(__file__).with_name("rank_traffic.py")
 
@@ -100,6 +92,10 @@ DEEP: list[dict[str, Any]] = [
 CONFIGS: list[dict[str, Any]] = [PP, TP | SP, REPLICATE, SHARD | FULL]
 
 
+Make = Callable[..., Path]
+Predict = Callable[[Path], list[dict[Kind, Moved]]]
+
+
 def test_every_composition_and_schedule_is_here() -> None:
     one = {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1, "cp": 1}
     chosen = [ways for some in TINY.values() for ways in some]
@@ -107,45 +103,6 @@ def test_every_composition_and_schedule_is_here() -> None:
     offered = {known.axes for known in COMPOSITIONS if "ep" not in known.axes}
     assert offered - {frozenset()} == axes  # test_traffic_experts.py has those with ep
     assert {w.get("schedule", "1F1B") for w in [*chosen, *DEEP]} == set(SCHEDULES)
-
-
-def predicted(path: Path, graphs: dict[str, ModelGraph]) -> list[dict[Kind, Moved]]:
-    plan = load_plan(path)
-    settings = plan.training
-    knobs = plan.knobs()
-    way = f"{knobs.cp} {knobs.cp_comm_type}"
-    key = f"{plan.model.file} {plan.model.build} {settings.precision} {way}"
-    if key not in graphs:
-        model = model_of_plan(plan, path)
-        graphs[key] = trace_context(
-            model,
-            seq_len=model.seq_len(),
-            dtype=settings.precision,
-            cp=knobs.cp,
-            kind=knobs.cp_comm_type,
-        )
-    cluster = cluster_from_mapping(plan.cluster, "cluster")
-    problem = Problem(
-        graph=graphs[key],
-        cluster=cluster,
-        cost=ClusterCostModel(cluster),
-        training=Training(
-            global_batch=settings.global_batch,
-            seq_len=graphs[key].seq_len,
-            precision=settings.precision,
-            optimizer=settings.optimizer,
-            memory_headroom=0.0,
-            clip_norm=settings.clip_norm,
-        ),
-    )
-    shards, cuts = ShardSizes(graphs[key]), cuts_of(plan, graphs[key])
-    return predict_traffic(problem, shards, plan.knobs(), cuts)
-
-
-def cuts_of(plan: Plan, graph: ModelGraph) -> tuple[tuple[int, int], ...]:
-    spans = stage_spans(plan)
-    starts = [0, *(start + 1 for start, _ in spans[1:])]
-    return tuple(zip(starts, [*starts[1:], len(graph.units)], strict=True))
 
 
 def counted(plans: list[Path], folder: Path) -> list[list[dict[Kind, Moved]]]:
@@ -166,31 +123,30 @@ def counted(plans: list[Path], folder: Path) -> list[list[dict[Kind, Moved]]]:
     ]
 
 
-def check(plans: list[Path], folder: Path) -> None:
-    graphs: dict[str, ModelGraph] = {}
+def check(plans: list[Path], folder: Path, predicted: Predict) -> None:
     wrong = {}
     for path, ranks in zip(plans, counted(plans, folder), strict=True):
         assert all(ranks), path.stem
-        if found := differences(predicted(path, graphs), ranks):
+        if found := differences(predicted(path), ranks):
             wrong[path.stem] = found
     assert not wrong
 
 
-Make = Callable[..., Path]
-
-
 @pytest.mark.slow
 def test_on_two_processes(
-    tiny_plan: Make, deep_plan: Make, config_plan: Make, tmp_path: Path
+    tiny_plan: Make, deep_plan: Make, config_plan: Make, tmp_path: Path, predicted_traffic: Predict
 ) -> None:
     plans = [tiny_plan(f"moves-{i}", **ways) for i, ways in enumerate(TINY[2])]
     plans += [deep_plan(f"moves-{i}", **PP, **ways) for i, ways in enumerate(DEEP)]
     for family in ("llama", "gpt2"):
         plans += [config_plan(family, f"moves-{i}", **ways) for i, ways in enumerate(CONFIGS)]
-    check(plans, tmp_path)
+    check(plans, tmp_path, predicted_traffic)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [4, pytest.param(8, marks=pytest.mark.sweep)])
-def test_on_more_processes(world: int, tiny_plan: Make, tmp_path: Path) -> None:
-    check([tiny_plan(f"moves-{i}", **ways) for i, ways in enumerate(TINY[world])], tmp_path)
+def test_on_more_processes(
+    world: int, tiny_plan: Make, tmp_path: Path, predicted_traffic: Predict
+) -> None:
+    plans = [tiny_plan(f"moves-{i}", **ways) for i, ways in enumerate(TINY[world])]
+    check(plans, tmp_path, predicted_traffic)

@@ -21,7 +21,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor import Adam
-from claw_plan.profiles.coded_means import part_bounds
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.optimizers.compressed import CompressedOptimizer
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
@@ -29,6 +28,7 @@ from claw_plan.executor.optimizers.one_bit_lamb import OneBitLamb
 from claw_plan.executor.optimizers.power_sgd_adam import PowerSgdAdam
 from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
 from claw_plan.executor.traffic import TrafficCounter
+from claw_plan.profiles.coded_means import part_bounds
 
 ROWS, USED, CLASSES = 60, 40, 50
 RATE = 2.0**-6
