@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 
-from switch import Port, forward, open_tun
+from switch import Port, Switch, compile_forward, forward, open_tun
 
 SUBNET = "10.79.0"
 DEVICE = "eth0"
@@ -91,6 +91,12 @@ class Hosts:
         if any(codes):
             raise SystemExit(f"the ranks ended with {codes}")
 
+    def change(self, host: int, port: Port) -> None:
+        """Gives a host another link, from the next packet on."""
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(json.dumps({"host": host} | asdict(port)) + "\n")
+        self._keeper.stdin.flush()
+
     def sent(self, host: int) -> tuple[int, int]:
         """Bytes (with IP and TCP headers) and packets that left the host so far."""
         folder = f"/sys/class/net/{DEVICE}/statistics"
@@ -134,8 +140,15 @@ def _keep(names: Sequence[str], mtu: int, ports: Sequence[Port]) -> None:
         signal.signal(number, signal.SIG_IGN)
     try:
         tuns = [_make(name, host, mtu) for host, name in enumerate(names)]
+        compile_forward()
         print("ready", flush=True)
-        switch = forward(tuns, ports, sys.stdin.fileno())
+        switch, told = Switch(ports), os.fdopen(sys.stdin.fileno(), "rb", buffering=0)
+        while True:
+            forward(switch, tuns, told.fileno())
+            if not (line := told.readline()):
+                break
+            change = json.loads(line)
+            switch.change(change.pop("host"), Port(**change))
         if switch.lost:
             print(f"the switch lost {switch.lost} packets", file=sys.stderr)
     finally:

@@ -24,14 +24,14 @@ def arrivals(switch: Switch) -> list[tuple[int, int]]:
     """(host, time) of all packets under way."""
     found = []
     while (now_ns := switch.next_ns) is not None:
-        found += [(host, now_ns) for host, _ in switch.arrived(now_ns)]
+        found += [(host, now_ns) for host in switch.arrived(now_ns)]
     return found
 
 
 def test_packets_arrive_after_their_time_on_the_wire_and_both_delays() -> None:
     switch = Switch([PORT, PORT])
     for _ in range(2):
-        switch.offer(0, 0, 1, bytes(9000))
+        switch.offer(0, 0, 1, 9000)
     wire_ns = 9000 * 8 * 5  # 200 Mbit/s are 5 ns a bit
     assert arrivals(switch) == [(1, wire_ns + 2 * MS), (1, 2 * wire_ns + 2 * MS)]
 
@@ -39,7 +39,7 @@ def test_packets_arrive_after_their_time_on_the_wire_and_both_delays() -> None:
 def test_two_senders_share_the_receivers_link() -> None:
     switch = Switch([PORT, PORT, PORT])
     for source in (0, 2):
-        switch.offer(0, source, 1, bytes(9000))
+        switch.offer(0, source, 1, 9000)
     assert [when for _, when in arrivals(switch)] == [360_000 + 2 * MS, 720_000 + 2 * MS]
 
 
@@ -47,14 +47,23 @@ def test_the_slower_link_rules() -> None:
     slow = Port(bits_per_s=50_000_000, delay_ns=3 * MS)
     for ports in ([PORT, slow], [slow, PORT]):
         switch = Switch(ports)
-        switch.offer(0, 0, 1, bytes(9000))
+        switch.offer(0, 0, 1, 9000)
         assert arrivals(switch) == [(1, 9000 * 8 * 20 + 4 * MS)]
+
+
+def test_another_link_counts_from_the_next_packet_on() -> None:
+    switch = Switch([PORT, PORT])
+    switch.offer(0, 0, 1, 9000)
+    switch.change(0, Port(bits_per_s=100_000_000, delay_ns=1 * MS))
+    switch.offer(0, 0, 1, 9000)
+    wire_ns = 9000 * 8 * 5
+    assert arrivals(switch) == [(1, wire_ns + 2 * MS), (1, 3 * wire_ns + 2 * MS)]
 
 
 def test_a_full_queue_loses_packets() -> None:
     switch = Switch([PORT, PORT])
     for _ in range(467):  # 466 packets of 9000 bytes fit into 4 MiB
-        switch.offer(0, 0, 1, bytes(9000))
+        switch.offer(0, 0, 1, 9000)
     assert switch.lost == 1
 
 
