@@ -116,7 +116,7 @@ class StageStreams:
 
         `axis` is the mesh axis whose group it is of.
         """
-        self.moved.append(((axis,), cost.moves))
+        self.moved.append(((axis,) * len(cost.moves), cost.moves))
         self.last_task = self._flow(self.compute, kind, name, cost, self._take_waits(), copy_ns)
         return self.last_task
 
@@ -136,7 +136,7 @@ class StageStreams:
     ) -> int:  # fmt: skip
         """A collective on a stream of its own; what is copied before it takes the cores."""
         needs = [need for need in needs if need >= 0]
-        self.moved.append(((axis,), cost.moves))
+        self.moved.append(((axis,) * len(cost.moves), cost.moves))
         if copy_ns and self.cores:
             copied = self.builder.add(
                 stream, 0, needs, kind=kind, name=name, work_bytes=copy_ns,

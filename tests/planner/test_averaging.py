@@ -75,6 +75,29 @@ def test_a_codec_has_two_phases(toys):
     assert mean.is_waited_for
 
 
+def test_between_nodes_a_rank_encodes_a_part_of_its_nodes_sum(toys):
+    """Two nodes of two, 4096 elements: half of them are a rank's own, of which it serves half.
+
+    The toy moves 10 bytes a ns.
+    """
+    problem = toys.problem(cluster=toys.cluster(nodes=2, devices=2))
+    candidate = Candidate(dp_replicate=4, codec="fp16", collective="hierarchical")
+    mean = averaging(problem, candidate, 4096)
+    kernels = [phase.kernels_ns for phase in mean.phases]
+    links = [phase.cost.link for phase in mean.phases]
+    assert links == ["intra", "inter", "inter", "intra"]
+    # Copied and looked at for the largest; added up and scaled, encoded; two means; decoded.
+    assert kernels == [
+        8 * 4096 // 10 + 4 * 4096 // 10,
+        (12 * 2048 + 8 * 2048) // 10 + 6 * 2048 // 10,
+        (2 * (6 + 12) + 8 + 6) * 1024 // 10,
+        (6 + 8) * 2048 // 10,
+    ]
+    # The others' half is put in its place, and all of it is looked at.
+    assert mean.last_ns == 8 * 2048 // 10 + 4 * 4096 // 10
+    assert mean.is_waited_for
+
+
 def test_momentum_travels_after_the_backward_in_buckets_of_its_own(toys):
     """From the first parameter on, full at 25 MiB; plain SGD has none, and sends gradients."""
     mib = 2**20 // 4

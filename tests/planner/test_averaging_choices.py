@@ -65,3 +65,22 @@ def test_other_knobs_do_not_grow_with_codecs(toys):
     coded = AveragingChoices(problem, {}, ("fp16", "int4")).of(True, 1, 1, 2, "none")
     assert [choice["codec"] for choice in coded] == ["none", "fp16", "int4"]
     assert [choice | {"codec": "none"} for choice in coded] == 3 * plain
+
+
+def test_between_nodes_codes_have_ways_of_their_own(toys):
+    """NCCL sends straight what we would; that numbers are summed inside nodes first is ours."""
+    graph = toys.graph(layers=3)
+    on_gpus = toys.problem(graph, toys.cluster(nodes=2, devices=2), global_batch=4)
+    on_cpus = toys.problem(graph, toys.cluster(nodes=2, devices=2, kind="cpu"), global_batch=4)
+    whole = {"tp": 1, "pp": 1, "dp_shard": 1}
+    ways = [
+        {(c.dp_replicate, c.collective) for c in encoded(problem, whole)}
+        for problem in (on_gpus, on_cpus)
+    ]
+    library = {(2, "auto"), (4, "auto")}
+    assert ways[0] == library | {(4, "hierarchical")}
+    assert ways[1] == ways[0] | {(4, "ring"), (4, "halving_doubling")}
+    apart = toys.problem(graph, toys.cluster(nodes=4, devices=1, kind="cpu"), global_batch=4)
+    assert "hierarchical" not in {c.collective for c in encoded(apart, whole)}
+    pinned = {"collective": "hierarchical", "dp_replicate": 4}
+    assert encoded(on_gpus, pinned) and not encoded(apart, pinned)

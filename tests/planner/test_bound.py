@@ -9,9 +9,12 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.memory_states import COPIED, WHOLE, kind_of
+from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.space import Space
-from claw_plan.planner.supported import OF_MOMENTUM, refusal
+from claw_plan.planner.supported import OF_MOMENTUM, nodes_refusal, refusal
+from claw_plan.profiles.codecs import LOW_RANK
+from claw_plan.profiles.coded_means import ACTING
 from claw_plan.profiles.trainer import NEUTRAL
 from claw_plan.profiles.trainers import load_trainers
 
@@ -30,8 +33,8 @@ def some_choices(scorer, space, rng):
                 replace(
                     candidate,
                     bucket_bytes=rng.choice([100, 1000]),
-                    codec=rng.choice(["one_bit", "int8", "top_k:0.1"]),
-                    collective="auto",
+                    codec=rng.choice(["one_bit", "int8", "top_k:0.1", "low_rank:2"]),
+                    collective=rng.choice(["auto", *ACTING]),
                 ),
                 replace(
                     candidate,
@@ -47,9 +50,12 @@ def some_choices(scorer, space, rng):
 
 
 def acts(problem, candidate):
-    """Codecs of momentum do where whole replicas meet during backward; none at Megatron's."""
+    """Momentum and factors do where whole replicas meet during backward; none at Megatron's."""
     meets = candidate.reduces_in_backward and kind_of(problem, candidate) == WHOLE
-    if candidate.codec.partition(":")[0] in OF_MOMENTUM:
+    nodes = group_nodes(candidate, "dp_replicate", problem.devices_per_node)
+    if nodes_refusal(candidate, nodes):
+        return False
+    if candidate.codec.partition(":")[0] in (*OF_MOMENTUM, LOW_RANK):
         return meets
     return candidate.codec == "none" or kind_of(problem, candidate) != COPIED
 

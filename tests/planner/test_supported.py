@@ -16,6 +16,7 @@ from claw_plan.planner.supported import (
     COMPOSITIONS,
     can_grow_from,
     codecs_named,
+    nodes_refusal,
     proof,
     refusal,
 )
@@ -46,6 +47,12 @@ SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
         ({"codec": "int9"}, "codec=int9: codec 'int9'"),
         ({"codec": "one_bit", "dp_replicate": 2, "tp": 2}, "not proven with tensor parallelism"),
         ({"codec": "one_bit", "dp_shard": 2}, "use dp_replicate above 1, dp_shard=1 and pp=1"),
+        (
+            {"codec": "int8", "dp_replicate": 4, "collective": "tree"},
+            "ring, halving_doubling, hier",
+        ),
+        ({"codec": "int8", "dp_replicate": 6, "collective": "halving_doubling"}, "a power of two"),
+        ({"codec": "int8", "dp_shard": 2, "collective": "ring"}, "collective=ring: it acts where"),
         ({"collective": "star"}, "use one of auto"),
         ({"collective": "ring", "dp_replicate": 2, "pp": 2}, "whole replicas meet during"),
         ({"schedule": "ZBVZeroBubble"}, "schedule=ZBVZeroBubble runs with 2"),
@@ -65,7 +72,17 @@ def test_refused_with_a_reason(change, said):
     assert said in refusal(replace(Candidate(), **change))
 
 
+def test_codes_travel_between_nodes_of_several_replicas_each():
+    coded = Candidate(dp_replicate=4, codec="int8", collective="hierarchical")
+    assert refusal(coded) == nodes_refusal(coded, 2) == ""
+    assert "nothing would be encoded; use collective=ring" in nodes_refusal(coded, 1)
+    assert "where codes travel as by ring" in nodes_refusal(coded, 4)
+    for numbers in (replace(coded, codec="none"), replace(coded, codec="low_rank:2")):
+        assert not any(nodes_refusal(numbers, nodes) for nodes in (1, 2, 4))
+
+
 def test_offered():
+    assert refusal(Candidate(dp_replicate=8, codec="one_bit", collective="halving_doubling")) == ""
     assert refusal(Candidate(pp=2, tp=2, dp_shard=2, schedule="GPipe")) == ""
     assert refusal(Candidate(dp_shard=4, reshard_ranks=2, blocks_per_group=3)) == ""
     assert refusal(Candidate(recompute="half", recompute_blocks=3)) == ""

@@ -64,6 +64,20 @@ def test_pipeline_ranks_send_and_receive_and_sum_what_is_tied(toys):
     }
 
 
+def test_codes_are_counted_message_by_message(toys):
+    """One bucket of four ranks: three parts go straight, three come back around the ring."""
+    problem = toys.problem(toys.graph(layers=4), toys.cluster(devices=4), global_batch=4)
+    candidate = Candidate(dp_replicate=4, codec="int8", collective="ring")
+    elements = (TABLE + 4 * BLOCK) // 4
+    part = elements // 4 + 4 * -(-elements // 4 // 256)
+    for rank in predicted(problem, candidate):
+        assert rank == {
+            Kind("send", "dp_replicate", 4): Moved(6, 6 * part),
+            Kind("recv", "dp_replicate", 4): Moved(6, 6 * part),
+            Kind("all_reduce", "dp_replicate", 4): LOSS,
+        }
+
+
 def test_rows_hold_equal_ranks_together_and_read_back():
     one, other = Kind("all_gather", "dp_shard", 4), Kind("send", "pp", 2)
     ranks = [{one: Moved(2, 8)}, {one: Moved(2, 8), other: Moved(1, 3)}, {one: Moved(3, 12)}]
