@@ -20,6 +20,7 @@ from claw_plan.executor.checkpoint_folder import name_of
 from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
+from claw_plan.executor.traffic import counting, traffic_counter
 from claw_plan.profiles.codecs import LOW_RANK
 
 STEPS, SAVED, WARMUP = 8, 5, 3
@@ -74,11 +75,11 @@ def found_of(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def first_factored(path: Path) -> dict[str, Any]:
-    """Of the first step after the warm-up: this rank's gradients, and what became of them."""
+    """Of the first step after the warm-up: this rank's gradients, what became of them, traffic."""
     training = Training(path)
     training.train(range(WARMUP))
     compiled, module = training.compiled, training.compiled.module
-    assert isinstance(module, Replicas)
+    assert isinstance(module, Replicas) and compiled.exchange is not None
     parameters = [p for bucket in module.buckets for p in bucket.parameters]
     with module.no_sync():
         compiled.forward_backward(training.batch(WARMUP))
@@ -86,8 +87,13 @@ def first_factored(path: Path) -> dict[str, Any]:
     compiled.optimizer.zero_grad()
     compiled.forward_backward(training.batch(WARMUP))
     means = [p.grad.clone() for p in parameters if p.grad is not None]
-    assert compiled.exchange is not None
-    return {"own": own, "means": means, "state": compiled.exchange.state.rank_state()}
+    compiled.optimizer.zero_grad()
+    state = {name: kept.clone() for name, kept in compiled.exchange.state.rank_state().items()}
+    counter = traffic_counter(compiled)
+    with counting(compiled, counter):
+        training.train(range(WARMUP, WARMUP + 1))
+    moved = [(*kind, *amounts) for kind, amounts in counter.take().items()]
+    return {"own": own, "means": means, "state": state, "moved": moved}
 
 
 def skipped(training: Training) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from claw_plan.executor.replica_exchange import (
 )
 from claw_plan.kernels.low_rank import first_factor
 from claw_plan.planner.supported import ALGORITHMS, CODECS
+from claw_plan.planner.traffic import Kind, Moved, differences
+from claw_plan.profiles.codecs import factors_of
 
 RANKS = Path(__file__).with_name("rank_exchange.py")
 
@@ -84,28 +86,36 @@ def test_low_rank_gradients_are_those_of_power_sgd_after_a_warm_up(found: Found)
     losses, whole = found[0]["low_rank"]["losses"], found[0]["whole"]["losses"]
     assert losses[: WARMUP + 1] == pytest.approx(whole[: WARMUP + 1], abs=1e-6)
     assert losses[-1] < losses[WARMUP]
+    assert found[0]["low_rank_ring"]["losses"] == pytest.approx(losses, abs=1e-5)
     ranks = [rank["low_rank"]["low_rank"] for rank in found]
-    factored = 0
+    factored = [name for name in ranks[0]["state"] if name.startswith("factor")]
+    # The tied table, the positions, and four products in each of four blocks.
+    assert len(factored) == 2 + 4 * 4
     for number, mean in enumerate(ranks[0]["means"]):
-        own = (
-            np.stack([rank["own"][number].double().flatten(1).numpy() for rank in ranks])
-            if (mean.dim() > 1)
-            else np.stack([rank["own"][number].double().numpy() for rank in ranks])
-        )
+        own = np.stack([rank["own"][number].double().numpy() for rank in ranks])
         expected = own.mean(0)
-        if f"factor.{number}" in ranks[0]["state"]:
-            factored += 1
+        if f"factor.{number}" in factored:
             start = first_factor(expected.shape, 2, number, torch.empty(0)).double().numpy()
             left, _ = np.linalg.qr((own @ start).mean(0))
             expected = left @ (own.transpose(0, 2, 1) @ left).mean(0).T
             error = ranks[1]["state"][f"error.{number}"].numpy()
             np.testing.assert_allclose(error, own[1] - expected, atol=1e-5)
-        np.testing.assert_allclose(
-            mean.flatten(1) if mean.dim() > 1 else mean, expected, atol=1e-5
-        )
-    assert found[0]["low_rank_ring"]["losses"] == pytest.approx(losses, abs=1e-5)
-    # Two tables, and four products in each of four blocks.
-    assert factored == 2 + 4 * 4
+        np.testing.assert_allclose(mean.numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_low_rank_moves_and_keeps_what_planning_says(
+    found: Found,
+    tiny_plan: Callable[..., Path],
+    predicted_traffic: Callable[[Path], list[dict[Kind, Moved]]],
+) -> None:
+    plan = tiny_plan("low_rank", dp_replicate=4, codec=LOW_RANK, bucket_bytes=9000)
+    ranks = [rank["low_rank"]["low_rank"] for rank in found]
+    counted = [{Kind(*row[:3]): Moved(*row[3:]) for row in rank["moved"]} for rank in ranks]
+    assert not differences(predicted_traffic(plan), counted)
+    factors = factors_of([tuple(mean.shape) for mean in ranks[0]["means"]], 2)
+    kept = sum(tensor.nbytes for tensor in ranks[0]["state"].values())
+    assert kept == factors.state_bytes()
 
 
 @pytest.mark.slow
