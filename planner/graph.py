@@ -208,8 +208,9 @@ class ModelGraph:
     costs are then a rank's part (`planner.trace_context`). `cut_refused` maps a unit index to
     the reason why no pipeline cut may lie before it. `seq_len` is None for models without a
     sequence. `launches_per_op` is how many kernels the host launches for one that was traced: 1,
-    unless the trace stands for a program that it leaves small kernels out of. `assumptions` are
-    sentences the report prints.
+    unless the trace stands for a program that it leaves small kernels out of. `may_miss` where a
+    backward may leave trained parameters without gradient. `assumptions` are sentences the report
+    prints.
     """
 
     name: str
@@ -234,6 +235,7 @@ class ModelGraph:
     dtype: str = "float32"
     inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     launches_per_op: float = 1.0
+    may_miss: bool = False
     assumptions: tuple[str, ...] = ()
 
     @cached_property

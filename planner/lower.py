@@ -152,19 +152,14 @@ class Lowering:
         self._places = {} if ports[0].overlaps else receive_places(rows, self._home)
         for index, (start, stop) in enumerate(cuts):
             rank = self._ranks[self._home[index]]
+            view = rank.view
             rank.stages[index] = _Stage(
                 index=index,
-                view=rank.view,
+                view=view,
                 start=start,
                 stop=stop,
                 data=make_data_parallel(
-                    rank.view.problem,
-                    shards,
-                    rank.view.candidate,
-                    rank.streams,
-                    start,
-                    stop,
-                    place,
+                    view.problem, shards, view.candidate, rank.streams, start, stop, place
                 ),
                 held=held[index] if held else HeldMemory(),
                 last_backward=_last_backward(rank.pending, index),
@@ -180,6 +175,16 @@ class Lowering:
                 self._lower_what_is_ready(rank)
                 progress = progress or rank.done > first
         return [self._end_of(rank) for rank in self._ranks]
+
+    def begin_with_last_backward(self) -> list[RankEnd]:
+        """Adds that alone: the first of a step that repeats from there on (`lower_ordered`)."""
+        (rank,) = self._ranks
+        rank.pending = (rank.pending[-1], *rank.pending[:-1])
+        held = rank.stages[0].held
+        rank.streams.next_alloc_bytes = held.always_bytes + held.microbatch_bytes
+        self._lower_action(rank, rank.pending[0])
+        rank.done = 1
+        return [self._end_of(rank)]
 
     def _end_of(self, rank: LoweredRank) -> RankEnd:
         return RankEnd(rank.view, rank.streams, [stage.data for stage in rank.stages.values()])
@@ -377,11 +382,16 @@ def lower(
     views = views_of(problem, candidate)
     lowering = Lowering(builder, views, shards, cuts, held, num_microbatches, place)
     hosts = -(-candidate.num_devices // problem.devices_per_node)
+    if candidate.bucket_order:
+        ends = lowering.begin_with_last_backward()
+        return lowered(builder, StepEnd(problem, ends, candidate.num_devices, hosts), lowering)
     return lowered(builder, StepEnd(problem, lowering.run(), candidate.num_devices, hosts))
 
 
-def lowered(builder: TaskGraphBuilder, end: StepEnd) -> Lowered:
-    """The graph of passes that are lowered, with the end of their step."""
+def lowered(builder: TaskGraphBuilder, end: StepEnd, then: Lowering | None = None) -> Lowered:
+    """The graph of passes that are lowered, with the end of their step, and what comes after."""
     end.lower()
+    if then is not None:
+        then.run()
     moved = tuple(tuple(rank.streams.moved) for rank in end.ranks)
     return Lowered(builder.build(), end.ranks[0].streams.parts, moved)

@@ -24,6 +24,7 @@ from claw_plan.planner.lower_data import (
     memory_work,
 )
 from claw_plan.planner.lower_encoded import EncodedShards
+from claw_plan.planner.lower_ordered import Ordered
 from claw_plan.planner.lower_whole import Whole
 from claw_plan.planner.placement import expert_groups, replica_nodes
 from claw_plan.planner.problem import Problem
@@ -217,5 +218,5 @@ def make_data_parallel(
     elif candidate.shard_ranks > 1 or problem.training.is_mixed:
         kind = Sharded if candidate.codec == "none" else EncodedShards
     else:
-        kind = Whole
+        kind = Ordered if candidate.bucket_order else Whole
     return kind(problem, shards, candidate, streams, start, stop, place)

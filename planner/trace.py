@@ -97,7 +97,7 @@ def _traced_on_real_tensors(
         "small random batches of real float32 tensors (on fake ones: "
         f"{str(cause).removeprefix(str(model.path))[2:]})"
     )
-    return replace(graph, assumptions=(sentence, *graph.assumptions))
+    return replace(graph, may_miss=True, assumptions=(sentence, *graph.assumptions))
 
 
 def _graph_of(subject: Subject, tell: Progress) -> ModelGraph | None:
@@ -198,6 +198,10 @@ def _assemble(
         no_sequence_parallel=divided.finding.no_sequence_parallel,
         tp_divides=divided.finding.tp_divides,
         cut_refused=_refused(blocks, recording, source),
+        may_miss=any(
+            p.requires_grad and name not in recording.arrived
+            for name, p in subject.module.named_parameters()
+        ),
         seq_len=subject.seq_len,
         dtype=str(subject.dtype).removeprefix("torch."),
         inputs={
