@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from claw_plan.planner.averaging import AXIS, agrees_on_overflow, at_end
+from claw_plan.planner.averaging import AXIS, agrees_on_overflow, at_end, sends_momentum
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.lower_data import DataParallel
 from claw_plan.planner.placement import EXPERT_REPLICATE, expert_shards, group_nodes
@@ -169,7 +169,8 @@ def together(
 
 def _evened(stage: DataParallel, view: View) -> Mapping[str, int]:
     """What all tp ranks hold and codes of what lies beside it make unlike: averaged over tp."""
-    if view.candidate.tp == 1 or view.candidate.codec == "none":
+    candidate, optimizer = view.candidate, view.problem.training.optimizer
+    if candidate.tp == 1 or candidate.codec == "none" or sends_momentum(candidate, optimizer):
         return {}
     divided = {p.name for p in view.problem.graph.parameters if p.tp_dim is not None}
     left_out = divided.union(stage.sequence_parallel())

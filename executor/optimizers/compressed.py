@@ -66,12 +66,36 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
             _refuse_sharded(parameter)
         _refuse_other_parameters(list(self._parameters()), self.means.group)
         self.averages_itself = self.means.group.size() > 1
+        self._alike: frozenset[int] = frozenset()
+        self._alike_over: dist.ProcessGroup | None = None
         self._steps_done: int | None = None
 
     def attach(self, model: DistributedDataParallel) -> None:
         """Takes over what the replicas' gradients do in backward; call it once, before step 1."""
         attach(model, self.mean_of_bucket)
         self.averages_itself = False
+
+    def keep_alike(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+        """These are the same on all ranks of a group, which encode them beside others of theirs.
+
+        What is decoded of them becomes its mean over that group, and errors add up in the mean.
+        """
+        self._alike = frozenset(id(parameter) for parameter in parameters)
+        self._alike_over = group
+
+    def make_alike(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        """Evens what was decoded of a bucket, where other ranks hold some of it alike."""
+        parts = [
+            part
+            for parameter, part in zip(bucket.parameters, bucket.split(flat), strict=True)
+            if id(parameter) in self._alike
+        ]
+        if parts:
+            joined = torch.cat([part.reshape(-1) for part in parts])
+            dist.all_reduce(joined, dist.ReduceOp.AVG, self._alike_over)
+            evened = joined.split([part.numel() for part in parts])
+            for part, mean in zip(parts, evened, strict=True):
+                part.copy_(mean.view_as(part))
 
     @property
     def steps_done(self) -> int:

@@ -84,7 +84,9 @@ class OneBitAdam(CompressedOptimizer):
 
     def mean_of_step(self, bucket: Bucket, own: torch.Tensor) -> torch.Tensor:
         """The mean over all ranks of what travels, zero for elements that do not."""
-        return bucket.unpacked(self.means.compressed(bucket.key, bucket.packed(own)))
+        mean = bucket.unpacked(self.means.compressed(bucket.key, bucket.packed(own)))
+        self.make_alike(bucket, mean)
+        return mean
 
     def momentum(self, bucket: Bucket) -> list[torch.Tensor]:
         """The parameters' first moments."""

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from claw_plan.executor.batches import ExampleSource, own_slice
 from claw_plan.executor.checkpoint import Checkpointer
 from claw_plan.executor.checkpoint_folder import name_of
+from claw_plan.executor.checkpoint_layout import divided_as
 from claw_plan.executor.communication.hooks import GradientMean
 from claw_plan.executor.gradients import local
 from claw_plan.executor.opened_plan import open_plan
@@ -123,9 +124,20 @@ def found_of(path: Path, folder: Path) -> dict[str, Any]:
     found["exponents"] = [first.exponent(), second.exponent()]
     mesh = first.compiled.mesh
     found["place"] = {axis: mesh.index(axis) for axis in mesh.sizes}
-    evened = [p.detach().reshape(-1) for p in first.compiled.evened]
-    found["evened"] = torch.cat(evened).clone() if evened else None
+    found["alike"] = alike_over_tp(first.compiled)
     return found | ({"skipped": skipped(first)} if sends_gradients else {})
+
+
+def alike_over_tp(compiled: ParallelModel) -> torch.Tensor | None:
+    """What all tensor-parallel ranks hold, this rank's; None without tensor parallelism."""
+    if compiled.tensor_parallel is None:
+        return None
+    held = [
+        local(parameter.detach()).reshape(-1)
+        for name, parameter in compiled.parameters.items()
+        if divided_as(compiled, name) is None
+    ]
+    return torch.cat(held).clone()
 
 
 def poison(compiled: ParallelModel) -> RemovableHandle:

@@ -49,6 +49,10 @@ OF_MOMENTUM: dict[str, dict[str, Any]] = {
     "top_k_doubling": {
         "codec": "top_k:0.05", "dp_replicate": 4, "collective": "halving_doubling",
     },
+    "one_bit_tp": {"codec": "one_bit", "dp_replicate": 2, "tp": 2},
+    "top_k_sequence": {
+        "codec": "top_k:0.05", "dp_replicate": 2, "tp": 2, "sequence_parallel": True,
+    },
     "one_bit_nodes": {"codec": "one_bit"} | NODES,
     "top_k_nodes": {"codec": "top_k:0.05"} | NODES,
     "threshold_nodes": {"codec": "threshold:0.001"} | NODES,
@@ -115,11 +119,10 @@ def test_replicas_keep_equal_bits(found: Found, name: str) -> None:
         assert torch.equal(rank[name]["flat"], first)
     knobs = (PLANS | OF_MOMENTUM)[name]
     assert len(by_place) == 4 // knobs.get("dp_replicate", 1)
-    alike = [rank[name]["evened"] for rank in found if rank[name]["evened"] is not None]
-    assert bool(alike) == (name in ("tp", "tp_sequence", "zero_tp"))
-    for rank in found:
-        if alike and knobs.get("dp_shard", 1) == 1:
-            assert torch.equal(rank[name]["evened"], alike[0])
+    alike = [rank[name]["alike"] for rank in found if rank[name]["alike"] is not None]
+    assert len(alike) == (4 if knobs.get("tp", 1) > 1 else 0)
+    if knobs.get("dp_shard", 1) == 1:
+        assert all(torch.equal(held, alike[0]) for held in alike)
 
 
 @pytest.mark.slow

@@ -134,9 +134,11 @@ def test_low_rank_sends_vectors_with_one_factor_and_then_the_other(toys):
 def test_buckets_tell_low_rank_what_they_consist_of():
     held = [(replace(parameter("a", 0), shape=(3, 5)), 15), (parameter("b", 1), 1)]
     low_rank = Candidate(dp_replicate=2, codec="low_rank", bucket_bytes=4)
-    assert buckets_of(held, range(2), low_rank, "adamw") == ((1, 1, ((1,),)), (0, 15, ((3, 5),)))
+    assert buckets_of(held, range(2), low_rank, "adamw") == (
+        (1, 1, ((1,),), 0), (0, 15, ((3, 5),), 0),
+    )  # fmt: skip
     one = replace(low_rank, bucket_bytes=100)
-    assert buckets_of(held, range(2), one, "adamw") == ((0, 16, ((1,), (3, 5))),)
+    assert buckets_of(held, range(2), one, "adamw") == ((0, 16, ((1,), (3, 5)), 0),)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9))

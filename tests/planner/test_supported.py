@@ -45,7 +45,7 @@ SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
         ({"zero": 2, "pp": 2, "dp_shard": 2}, "reduced once a step; use zero=1"),
         ({"offload": "params"}, "use one of none, optimizer"),
         ({"codec": "int9"}, "codec=int9: codec 'int9'"),
-        ({"codec": "one_bit", "dp_replicate": 2, "tp": 2}, "not proven with tensor parallelism"),
+        ({"codec": "low_rank", "dp_replicate": 2, "tp": 2}, "not proven with tensor parallelism"),
         ({"codec": "one_bit", "dp_shard": 2}, "use dp_replicate above 1, dp_shard=1 and pp=1"),
         (
             {"codec": "int8", "dp_replicate": 4, "collective": "tree"},
