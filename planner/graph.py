@@ -209,8 +209,9 @@ class ModelGraph:
     the reason why no pipeline cut may lie before it. `seq_len` is None for models without a
     sequence. `launches_per_op` is how many kernels the host launches for one that was traced: 1,
     unless the trace stands for a program that it leaves small kernels out of. `may_miss` where a
-    backward may leave trained parameters without gradient. `assumptions` are sentences the report
-    prints.
+    backward may leave trained parameters without gradient. `ready_shares` tells, where a run has
+    recorded it, after which share of its unit's backward a parameter's gradient is complete.
+    `assumptions` are sentences the report prints.
     """
 
     name: str
@@ -236,6 +237,7 @@ class ModelGraph:
     inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     launches_per_op: float = 1.0
     may_miss: bool = False
+    ready_shares: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
 
     @cached_property

@@ -8,16 +8,23 @@ algorithm of the candidate say (`averaging`). Under a pipeline all is averaged a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from typing_extensions import override
 
 from claw_plan.planner.averaging import AFTER_ALL, AXIS, Averaging, averaging, buckets_of
+from claw_plan.planner.gradient_times import launch_shares
 from claw_plan.planner.lower_data import DataParallel
-from claw_plan.planner.placement import EXPERT_REPLICATE
+from claw_plan.planner.placement import EXPERT_REPLICATE, tp_nodes
+from claw_plan.planner.problem import STORED_BYTES
+from claw_plan.planner.stage_streams import Pause
 
 
 class Whole(DataParallel):
     """Every rank holds all parameters."""
+
+    _shares: tuple[float, ...] = ()
+    """Of the unit's backward, after which each bucket leaves; none: after all of it."""
 
     @override
     def averaged(self, axis: str) -> dict[str, int]:
@@ -43,6 +50,8 @@ class Whole(DataParallel):
             own = range(self._start, self._stop)
             optimizer = self._problem.training.optimizer
             self._buckets = buckets_of(held, own, self._candidate, optimizer)
+            self._shares = launch_shares(held, self._candidate, self._problem.graph.ready_shares)
+            self._left = 0
 
     @override
     def after_backward(self, unit: int, is_last: bool) -> None:
@@ -56,13 +65,36 @@ class Whole(DataParallel):
             self._average(AFTER_ALL)
         self.by_unit = False
 
-    def _average(self, unit: int) -> None:
-        """The buckets that are full once the unit has run."""
-        for bucket in self._buckets:
-            if bucket.unit == unit:
-                self._add(
-                    averaging(self._problem, self._candidate, bucket.elements, bucket.shapes)
+    @override
+    def before_unit(self, unit: int, backward: bool) -> None:
+        if backward and self._shares:
+            self._streams.pauses = [
+                Pause(share, partial(self._launch, place))
+                for place, (bucket, share) in enumerate(
+                    zip(self._buckets, self._shares, strict=True)
                 )
+                if bucket.unit == unit and share < 1
+            ]
+
+    def _average(self, unit: int) -> None:
+        """The buckets that are full once the unit has run, and not before."""
+        for place, bucket in enumerate(self._buckets):
+            if bucket.unit == unit and place >= self._left:
+                self._launch(place)
+
+    def _launch(self, place: int) -> None:
+        """Averages the next bucket."""
+        bucket, self._left = self._buckets[place], place + 1
+        self._add(averaging(self._problem, self._candidate, bucket.elements, bucket.shapes))
+        self._even(bucket.alike)
+
+    def _even(self, elements: int) -> None:
+        """The mean over tensor-parallel ranks of what they held alike before it was encoded."""
+        if elements:
+            candidate, size = self._candidate, STORED_BYTES * elements
+            nodes = tp_nodes(candidate, self._problem.devices_per_node)
+            cost = self._problem.collective("all_reduce", size, candidate.tp, nodes)
+            self._streams.exchange("tp_comm", "momentum made unlike", cost, axis="tp")
 
     def _add(self, mean: Averaging) -> None:
         if mean.is_waited_for:

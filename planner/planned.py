@@ -11,6 +11,7 @@ from pathlib import Path
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.context_search import with_context
+from claw_plan.planner.gradient_times import with_recorded_gradients
 from claw_plan.planner.plan import Plan, load_plan
 from claw_plan.planner.plan_check import check_against_model, check_plan, model_of_plan
 from claw_plan.planner.plan_stages import cuts_of_plan
@@ -51,7 +52,7 @@ class Planned:
 def on_cluster(problem: Problem, cluster: Cluster, profile: Profile | None) -> Problem:
     """The same model and training on another cluster, or with other times."""
     return Problem(
-        graph=problem.graph,
+        graph=with_recorded_gradients(problem.graph, profile),
         cluster=cluster,
         training=problem.training,
         **costs_of(cluster, profile),

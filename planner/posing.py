@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from claw_plan.planner.gradient_times import with_recorded_gradients
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.trace import trace
@@ -35,7 +36,7 @@ def pose_problem(
         progress=lambda what: say(what, 0.1),
     )
     return Problem(
-        graph=graph,
+        graph=with_recorded_gradients(graph, profile),
         cluster=cluster,
         training=replace(training, seq_len=graph.seq_len),
         **costs_of(cluster, profile),

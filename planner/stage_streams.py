@@ -7,7 +7,7 @@ second (`host_links`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,11 +54,19 @@ def views_of(problem: Problem, candidate: Candidate) -> list[View]:
     return views
 
 
+class Pause(NamedTuple):
+    """What begins after a share of a unit's backward."""
+
+    share: float
+    begin: Callable[[], None] | None
+
+
 @dataclass
 class StageStreams:
     """Adds tasks of one stage. `last_task` is the newest on its compute stream, -1 at first.
 
-    `next_alloc_bytes` and `next_free_bytes` are memory that the next kernels take and give back.
+    `next_alloc_bytes` and `next_free_bytes` are memory that the next kernels take and give back,
+    `pauses` what begins inside the next backward of a unit, in order.
     `parts[task]` says what a task's time consists of, and what of it is lost to traffic beside
     it, in ns; `overlap_loss` is the trainer's. `moved` are the collectives so far, for
     `planner.traffic`, which counts them. `links` are the ports and what hosts share, `cores` those
@@ -82,6 +90,7 @@ class StageStreams:
     last_task: int = -1
     next_alloc_bytes: int = 0
     next_free_bytes: int = 0
+    pauses: list[Pause] = field(default_factory=list)
     _peers: dict[str, int] = field(default_factory=dict)
     _waits: list[int] = field(default_factory=list)
     _beside_ns: int = 0
@@ -183,16 +192,33 @@ class StageStreams:
 
     def run_pass(self, kind: str, name: str, stretch: Stretch) -> None:
         """The kernels of some units as one task, their exchanges as another."""
-        if stretch.compute_ns:
-            lost_ns = self._lost_beside(stretch.compute_ns)
-            task = self.run(kind, name, stretch.compute_ns + lost_ns, stretch.source)
-            self.parts[task] = (stretch.parts_ns, lost_ns)
+        pauses = []
+        if kind == "backward":
+            pauses, self.pauses = self.pauses, []
+        self._run_kernels(kind, name, stretch, pauses)
         if stretch.exchange is not None:
             self.moved.append((stretch.axes, stretch.exchange.moves))
             self.last_task = task = self._flow(
                 self.compute, "tp_comm", name, stretch.exchange, self._take_waits(), 0
             )
             self.parts[task] = (stretch.exchange_parts_ns, 0)
+
+    def _run_kernels(
+        self, kind: str, name: str, stretch: Stretch, pauses: Sequence[Pause]
+    ) -> None:
+        """In pieces where something else begins in between."""
+        done_ns = 0
+        for pause in (*pauses, Pause(1.0, None)):
+            piece_ns = round(pause.share * stretch.compute_ns) - done_ns
+            if piece_ns > 0:
+                done_ns += piece_ns
+                lost_ns = self._lost_beside(piece_ns)
+                task = self.run(kind, name, piece_ns + lost_ns, stretch.source)
+                part = piece_ns / stretch.compute_ns
+                own = {what: part * ns for what, ns in stretch.parts_ns.items()}
+                self.parts[task] = (own, lost_ns)
+            if pause.begin is not None:
+                pause.begin()
 
     def _lost_beside(self, compute_ns: int) -> int:
         """What computation loses to traffic that runs beside it, and the traffic to it."""

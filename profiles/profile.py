@@ -20,6 +20,7 @@ from typing import Any
 
 from claw_plan.profiles.errors import ClawPlanError
 from claw_plan.profiles.files import write_atomic
+from claw_plan.profiles.gradient_times import GradientTimes
 from claw_plan.profiles.measurement import Measurement
 from claw_plan.profiles.work import CollectiveWork, OpWork
 
@@ -39,12 +40,14 @@ class ProfileError(ClawPlanError):
 class Profile:
     """Measurements in the order they were made, and `constants` by device and name.
 
-    The constants are those of `fit.NEUTRAL`, such as 'op_scale'.
+    The constants are those of `fit.NEUTRAL`, such as 'op_scale'. `gradients` tell of runs when
+    the gradients of their models were ready, the newest last.
     """
 
     name: str = "profile"
     measurements: tuple[Measurement, ...] = ()
     constants: Constants = field(default_factory=dict)
+    gradients: tuple[GradientTimes, ...] = ()
 
     def merge(self, other: Profile) -> Profile:
         """Both, each measurement once; of two constants the other's."""
@@ -53,7 +56,12 @@ class Profile:
             merged.setdefault(device, {}).update(values)
         known = {_line(measurement) for measurement in self.measurements}
         new = tuple(m for m in other.measurements if _line(m) not in known)
-        return dataclasses.replace(self, measurements=self.measurements + new, constants=merged)
+        return dataclasses.replace(
+            self,
+            measurements=self.measurements + new,
+            constants=merged,
+            gradients=(*(g for g in self.gradients if g not in other.gradients), *other.gradients),
+        )
 
     def constant(self, device: str, name: str, default: float) -> float:
         """A fitted constant of the device, or the default."""
@@ -90,6 +98,7 @@ def load_profile(path: Path) -> Profile:
 def _load(path: Path, lines: Iterable[bytes]) -> Profile:
     measurements: list[Measurement] = []
     constants: dict[str, dict[str, float]] = {}
+    gradients: list[GradientTimes] = []
     reader = _LineReader()
     number = 0
     for number, line in enumerate(lines, start=1):
@@ -107,6 +116,8 @@ def _load(path: Path, lines: Iterable[bytes]) -> Profile:
             record = json.loads(line)
             if record["record"] == "measurement":
                 measurements.append(measurement_of(record))
+            elif record["record"] == "gradients":
+                gradients.append(gradients_of(record))
             else:
                 values = {str(name): float(value) for name, value in record["values"].items()}
                 constants.setdefault(str(record["device"]), {}).update(values)
@@ -117,7 +128,12 @@ def _load(path: Path, lines: Iterable[bytes]) -> Profile:
             ) from None
     if number == 0:
         _check_header(path, b"")
-    return Profile(name=path.stem, measurements=tuple(measurements), constants=constants)
+    return Profile(
+        name=path.stem,
+        measurements=tuple(measurements),
+        constants=constants,
+        gradients=tuple(gradients),
+    )
 
 
 class _LineReader:
@@ -156,15 +172,20 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Writes the whole profile anew, atomically."""
     lines = [_header(), *(_line(m) for m in profile.measurements)]
     lines += [_constants_line(device, values) for device, values in profile.constants.items()]
+    lines += [_gradients_line(one) for one in profile.gradients]
     write_atomic(path, "\n".join(lines) + "\n")
 
 
 def append_profile(
-    path: Path, measurements: Iterable[Measurement], constants: Constants | None = None
+    path: Path,
+    measurements: Iterable[Measurement],
+    constants: Constants | None = None,
+    gradients: Iterable[GradientTimes] = (),
 ) -> None:
     """Adds records to a profile, made if it is not there; processes may append at once."""
     lines = [_line(measurement) for measurement in measurements]
     lines += [_constants_line(device, values) for device, values in (constants or {}).items()]
+    lines += [_gradients_line(one) for one in gradients]
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
@@ -222,6 +243,20 @@ def _line(measurement: Measurement) -> str:
 
 def _constants_line(device: str, values: Mapping[str, float]) -> str:
     return json.dumps({"record": "constants", "device": device, "values": dict(values)})
+
+
+def _gradients_line(times: GradientTimes) -> str:
+    record = {"record": "gradients", **dataclasses.asdict(times)}
+    return json.dumps(record, separators=(",", ":"))
+
+
+def gradients_of(record: Mapping[str, Any]) -> GradientTimes:
+    """The times of a line of a profile; raises KeyError, TypeError or ValueError for others."""
+    return GradientTimes(
+        device=str(record["device"]),
+        microbatch_size=int(record["microbatch_size"]),
+        ready_ns={str(name): int(time_ns) for name, time_ns in record["ready_ns"].items()},
+    )
 
 
 def measurement_of(record: Mapping[str, Any]) -> Measurement:
