@@ -18,6 +18,7 @@ from typing import NamedTuple
 from claw_plan.planner.problem import Problem
 from claw_plan.profiles.collective_algorithms import Round, rounds_of
 from claw_plan.profiles.collective_schedules import alike, node_sizes
+from claw_plan.profiles.collective_trees import pieces_of
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.profiles.units import NS_PER_S
 from claw_plan.profiles.work import CollectiveWork
@@ -63,13 +64,16 @@ def all_reduce_by(
         op="all_reduce", bytes=size_bytes, group_size=ranks, nodes=nodes,
         backend=problem.cluster.backend, algorithm=algorithm,
     )  # fmt: skip
-    rounds = messages_of(algorithm, _rounds(algorithm, ranks, nodes), size_bytes, local)
+    rounds = messages_of(
+        algorithm, _rounds(algorithm, size_bytes, ranks, nodes), size_bytes, local
+    )
     return flow_of(problem, rounds, local, algorithm, (work,))
 
 
 @cache
-def _rounds(algorithm: str, ranks: int, nodes: int) -> tuple[Round, ...]:
-    return rounds_of(algorithm, node_sizes(alike(ranks, nodes)))
+def _rounds(algorithm: str, size_bytes: int, ranks: int, nodes: int) -> tuple[Round, ...]:
+    sizes = node_sizes(alike(ranks, nodes))
+    return rounds_of(algorithm, sizes, pieces_of(algorithm, size_bytes, sizes))
 
 
 def messages_of(
@@ -128,12 +132,14 @@ def _lasts(problem: Problem, one: Messages, local: int) -> tuple[str, _Level, st
     return link, _Level(times * hops * cost.latency_ns, times * flow_ns, times * own), cost.source
 
 
-def added_bytes(algorithm: str, size_bytes: int, ranks: int) -> int:
+def added_bytes(algorithm: str, size_bytes: int, ranks: int, nodes: int = 1) -> int:
     """Memory that a rank moves to add up what comes.
 
-    Whole buffers in every doubling or level of the tree, else each element once.
+    Whole buffers in every doubling or level of a tree that is not cut, else each element once.
     """
     elements = size_bytes // 4
+    if pieces_of(algorithm, size_bytes, node_sizes(alike(ranks, nodes))) > 1:
+        return ADDED_BYTES * elements
     if algorithm in ("tree", "recursive_doubling"):
         return ADDED_BYTES * elements * math.ceil(math.log2(ranks))
     return ADDED_BYTES * elements * (ranks - 1) // ranks

@@ -22,9 +22,11 @@ from claw_plan.profiles.collective_schedules import (
     Nodes,
     RankSchedule,
     Steps,
+    node_sizes,
     rank_schedule,
     scatter_chunks,
 )
+from claw_plan.profiles.collective_trees import HALF_BYTES, pieces_of
 
 NATIVE = "native"
 """The backend's own collective."""
@@ -46,16 +48,20 @@ def all_reduce(
     algorithm: str,
     nodes: Nodes | None = None,
     carry: Exchange | None = None,
+    half_bytes: float = HALF_BYTES,
 ) -> None:
     """Replaces `flat`, contiguous and of one dimension, by the sum over the group's ranks.
 
     `nodes` are group ranks by node; None takes all as one node. `carry` moves messages instead of
-    `exchange`, but none of the backend's own.
+    `exchange`, but none of the backend's own. `half_bytes` are what the links carry while a
+    message starts; by them a tree's chunks are cut, so all ranks give the same.
     """
     if algorithm == NATIVE:
         dist.all_reduce(flat, group=group)
         return
-    schedule = schedule_of(algorithm, group.rank(), nodes or flat_nodes(group))
+    nodes = nodes or flat_nodes(group)
+    pieces = pieces_of(algorithm, flat.nbytes, node_sizes(nodes), half_bytes)
+    schedule = schedule_of(algorithm, group.rank(), nodes, pieces)
     bounds = even_bounds(flat.numel(), schedule.chunks)
     run_steps(flat, schedule.all_reduce, bounds, group, carry or exchange)
 
@@ -141,14 +147,19 @@ def exchange(
     source: int,
     group: dist.ProcessGroup,
 ) -> None:
-    """Messages to one rank and from one, all at once; empty tensors are left out by both ends."""
+    """Messages to one rank and from one, all at once; empty tensors are left out by both ends.
+
+    Receives come first: gloo tells the sender of each by the socket that also carries what is
+    sent to it, and behind a message the word would arrive with its last byte. Two partners'
+    messages then went one after the other.
+    """
     operations = [
-        dist.P2POp(dist.isend, message, group=group, group_peer=target)
-        for message in sent
-        if message.numel()
-    ] + [
         dist.P2POp(dist.irecv, message, group=group, group_peer=source)
         for message in received
+        if message.numel()
+    ] + [
+        dist.P2POp(dist.isend, message, group=group, group_peer=target)
+        for message in sent
         if message.numel()
     ]
     if operations:
@@ -183,11 +194,11 @@ def run_steps(
 
 
 @lru_cache(maxsize=1024)
-def schedule_of(algorithm: str, rank: int, nodes: Nodes) -> RankSchedule:
+def schedule_of(algorithm: str, rank: int, nodes: Nodes, pieces: int = 1) -> RankSchedule:
     """As `rank_schedule`, remembered. Raises ExecutionError for a name that is none."""
     if algorithm not in ALGORITHMS:
         raise ExecutionError(f"there is no collective {algorithm!r}; choose one of {NAMES}")
-    return rank_schedule(algorithm, rank, nodes)
+    return rank_schedule(algorithm, rank, nodes, pieces)
 
 
 @lru_cache(maxsize=1024)

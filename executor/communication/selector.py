@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -158,6 +158,7 @@ class Selector:
 
     def _probe(self, reason: str) -> Links:
         links = probe_links(self.group)
+        self.group = replace(self.group, half_bytes=links.half_bytes(len(self.group.nodes)))
         hop = links.inter
         self.events.append(
             Probe(

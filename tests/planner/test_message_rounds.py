@@ -49,7 +49,16 @@ def test_on_gloo_a_round_waits_for_the_word_too(toys):
     assert cost.latency_ns == 6 * 2 * A_NS
 
 
+def test_a_tree_of_a_longer_buffer_is_two_in_chunks(toys):
+    """Of 4 MiB among 8 ranks 2k = 10 chunks, so 2(10 + 3) rounds of a tenth."""
+    cost = all_reduce_by(toys.problem(), "tree", 4 << 20, 8, 1)
+    expected = 26 * (A_NS + (4 << 20) / 10 * B_NS)
+    assert cost.alone_ns == pytest.approx(expected, rel=1e-5)
+    assert cost.bytes == pytest.approx(26 / 10 * (4 << 20), abs=1)
+
+
 def test_what_is_added_up():
-    """Three of four parts once each; in a tree the whole buffer at both levels."""
+    """Three of four parts once each; in a whole tree the buffer at both levels, in halves once."""
     assert added_bytes("ring", 4096, 4) == 12 * 1024 * 3 // 4
     assert added_bytes("tree", 4096, 4) == 12 * 1024 * 2
+    assert added_bytes("tree", 4 << 20, 4) == 12 * (1 << 20)

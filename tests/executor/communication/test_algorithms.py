@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from claw_plan.executor.communication.algorithms import all_reduce, even_bounds, reduce_scatter
 from claw_plan.executor.errors import ExecutionError
+from claw_plan.profiles.collective_schedules import Nodes
 
 RANK = Path(__file__).with_name("rank_collectives.py")
 
@@ -44,7 +45,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 @pytest.mark.slow
 def test_all_ranks_end_with_the_same_bits(seen: Seen) -> None:
-    assert len(seen) == 15 * 5 * 5  # layouts, algorithms, lengths and dtypes
+    assert len(seen) == 16 * (5 * 5 + 4)  # layouts, algorithms, lengths and dtypes
     for key, ranks in seen.items():
         assert len(ranks) == int(key.partition("/")[0])
         assert len({rank["bits"] for rank in ranks}) == 1, key
@@ -72,7 +73,8 @@ def test_scattered_and_gathered_parts_are_those_of_the_sum(seen: Seen) -> None:
             assert not isinstance(parts, str), key
         if isinstance(parts, str):
             assert name not in ("ring", "hierarchical") or not is_even, key
-            assert parts.startswith(f"scattering or gathering alone by {name} needs"), key
+            said = name.removesuffix("_in_chunks")
+            assert parts.startswith(f"scattering or gathering alone by {said} needs"), key
         else:
             assert max(max(rank["parts"]) for rank in ranks) <= 1e-12, key
             checked += 1
@@ -92,8 +94,12 @@ def test_bytes_sent_are_the_formulas(seen: Seen) -> None:
         left_over = ranks - 2**doublings
         if name == "ring":
             assert sent == [least] * ranks, key
-        elif name == "tree":  # n-1 edges, each taken up and down
+        elif name == "tree" and ranks > 2:  # n-1 edges, each taken up and down
             assert sum(sent) == 2 * (ranks - 1) * size_bytes, key
+        elif name.startswith("tree"):
+            assert sum(sent) == tree_bytes(literal_eval(nodes), size_bytes), key
+            # on one node a rank sends two halves up, and two halves down to each of two children
+            assert "), (" in nodes or max(sent) <= 2 * size_bytes, key
         elif name == "recursive_doubling":
             exchanges = 2**doublings * doublings
             assert sum(sent) == (exchanges + 2 * left_over) * size_bytes, key
@@ -102,6 +108,17 @@ def test_bytes_sent_are_the_formulas(seen: Seen) -> None:
             assert sum(sent) == halves + 2 * left_over * size_bytes, key
         elif nodes in (f"(({', '.join(map(str, range(ranks)))}),)", "((0, 1), (2, 3))"):
             assert sent == [least] * ranks, key
+
+
+def tree_bytes(nodes: Nodes, size_bytes: int) -> int:
+    """All that ranks send: a ring inside nodes, after those left over; then n-1 edges between."""
+    spanned, local = len(nodes), min(map(len, nodes))
+    if spanned == 1:
+        spanned, local = len(nodes[0]), 1
+        nodes = ((0,),) * spanned
+    left_over = sum(map(len, nodes)) - local * spanned
+    inside = spanned * 2 * (local - 1) * size_bytes + 2 * left_over * size_bytes
+    return inside + 2 * (spanned - 1) * size_bytes
 
 
 def test_parts_differ_by_one_element_at_most() -> None:
