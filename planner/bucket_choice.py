@@ -1,23 +1,32 @@
 """A choice whose replicas meet during backward to the same with the best bucket boundaries.
 
 When gradients are ready is read off the simulated step, what a bucket costs is what `averaging`
-asks for it; `bucket_plan` finds the boundaries, and `Scorer` alone says whether they pay. The
-gradients of one unit are ready together, so buckets end where units do: a cut inside one costs a
-start more and lets nothing leave sooner.
+asks for it; `bucket_plan` finds the boundaries, `bucket_order` those with an order in which the
+next forward need not wait for all, and `Scorer` alone says whether they pay. The gradients of one
+unit are ready together, so buckets end where units do, unless a run has recorded when each is
+(`gradient_times`): then they may end inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby, islice
 from typing import Any
 
 import numpy as np
 
 from claw_plan.planner.averaging import averaging
+from claw_plan.planner.bucket_order import (
+    SEPARABLE,
+    NextStep,
+    order_refusals,
+    ordered_buckets,
+)
 from claw_plan.planner.bucket_plan import Cost, Gradients, Int, plan_buckets
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.gradient_times import completing_unit
+from claw_plan.planner.graph import Parameter
 from claw_plan.planner.low_rank import is_low_rank
 from claw_plan.planner.lower import lower
 from claw_plan.planner.memory_states import WHOLE, kind_of
@@ -27,6 +36,7 @@ from claw_plan.planner.shards import local_numel
 from claw_plan.planner.stage_path import Cuts
 from claw_plan.profiles.units import format_ns
 from claw_plan.simulator.simulate import simulate
+from claw_plan.simulator.timeline import Timeline
 
 LEAST_GAIN = 0.01
 """Of a step, for which it is worth that a plan lists its buckets."""
@@ -42,17 +52,29 @@ class BucketChoice:
     sentences: tuple[str, ...] = ()
 
 
-def with_planned_buckets(scorer: Scorer, choice: Choice, fix: Mapping[str, Any]) -> BucketChoice:
-    """The boundaries that finish first, if a step is shorter with them than without.
+def with_planned_buckets(
+    scorer: Scorer, choice: Choice, fix: Mapping[str, Any], *, own_optimizer: bool = False
+) -> BucketChoice:
+    """The boundaries that finish first, if a step is shorter with them than without; with an
+    order if it is shorter still.
 
-    A pinned `bucket_bytes` stays.
+    A pinned `bucket_bytes` stays. Nobody knows what a model file's `own_optimizer` needs at once.
     """
     candidate, cuts = choice
     if "bucket_bytes" in fix or not _acts(scorer.problem, candidate):
         return BucketChoice(choice=choice)
-    planned = replace(candidate, buckets=best_buckets(scorer, choice))
+    runs = runs_of_gradients(scorer, choice)
+    cost = cost_of(scorer.problem, candidate)
+    planned = replace(candidate, buckets=runs.counts(plan_buckets(runs.gradients, cost).sizes))
     before_ns = scorer.step_time_ns(candidate, cuts)
     after_ns = scorer.step_time_ns(planned, cuts)
+    if _may_order(scorer.problem, candidate, own_optimizer=own_optimizer):
+        found = ordered_buckets(runs.gradients, runs.following, cost)
+        ordered = replace(candidate, buckets=runs.counts(found.sizes), bucket_order=found.order)
+        ordered_ns = scorer.step_time_ns(ordered, cuts)
+        if ordered_ns <= (1 - LEAST_GAIN) * min(before_ns, after_ns):
+            said = _said_of_order(len(ordered.buckets), ordered_ns, min(before_ns, after_ns))
+            return BucketChoice(choice=(ordered, cuts), sentences=(said,))
     if after_ns > (1 - LEAST_GAIN) * before_ns:
         return BucketChoice(choice=choice)
     count = len(planned.buckets)
@@ -62,6 +84,13 @@ def with_planned_buckets(scorer: Scorer, choice: Choice, fix: Mapping[str, Any])
         f"{candidate.bucket_bytes / 1e6:g} MB {format_ns(before_ns)}"
     )
     return BucketChoice(choice=(planned, cuts), sentences=(sentence,))
+
+
+def _said_of_order(count: int, ordered_ns: int, waiting_ns: int) -> str:
+    return (
+        f"the next forward waits for each of {count} buckets where it needs it, in the order of "
+        f"bucket_order: {format_ns(ordered_ns)} a step, waiting for all {format_ns(waiting_ns)}"
+    )
 
 
 def _acts(problem: Problem, candidate: Candidate) -> bool:
@@ -75,40 +104,102 @@ def _acts(problem: Problem, candidate: Candidate) -> bool:
     return not averaging(problem, candidate, 1).is_waited_for
 
 
-def best_buckets(scorer: Scorer, choice: Choice) -> tuple[int, ...]:
-    """Numbers of parameters in each bucket, from the model's last to its first."""
-    each = gradients_of(scorer, choice)
-    together = [
-        (ready_ns, [numel for _, numel in run])
-        for ready_ns, run in groupby(
-            zip(each.complete_ns, each.numels, strict=True), key=lambda entry: entry[0]
-        )
-    ]
-    runs = Gradients(
-        ready_ns=tuple(ready_ns for ready_ns, _ in together),
-        numels=tuple(sum(numels) for _, numels in together),
-    )
-    counts = iter([len(numels) for _, numels in together])
-    plan = plan_buckets(runs, cost_of(scorer.problem, choice[0]))
-    return tuple(sum(next(counts) for _ in range(size)) for size in plan.sizes)
+def _may_order(problem: Problem, candidate: Candidate, *, own_optimizer: bool) -> bool:
+    """Whether a run would wait in its next forward (`executor.next_forward.why_not`)."""
+    graph, training = problem.graph, problem.training
+    if own_optimizer or training.optimizer not in SEPARABLE:
+        return False
+    if graph.may_miss or any(p.is_expert for p in graph.parameters):
+        return False
+    return not any(order_refusals(candidate, training.clip_norm))
 
 
-def gradients_of(scorer: Scorer, choice: Choice) -> Gradients:
-    """Each gradient's elements on a rank, and when the simulated backward completes it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Neighbouring gradients that are ready together, as if each run were one of them.
+
+    `numbers` are how many gradients lie in each; `following` is what comes after the backward.
+    """
+
+    gradients: Gradients
+    following: NextStep
+    numbers: tuple[int, ...]
+
+    def counts(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Numbers of gradients in buckets of so many runs."""
+        numbers = iter(self.numbers)
+        return tuple(sum(islice(numbers, size)) for size in sizes)
+
+
+def runs_of_gradients(scorer: Scorer, choice: Choice) -> Runs:
+    """The model's gradients, its last parameter's first, as a simulated step has and needs them.
+
+    Those of a unit are ready together, unless a run has recorded when each is.
+    """
     candidate, cuts = choice
-    trained = [p for p in reversed(scorer.problem.graph.parameters) if p.trainable]
-    alone = replace(
-        candidate, buckets=(len(trained),), bucket_order=()
-    )  # so that nothing runs beside it
-    timeline = simulate(lower(scorer.problem, scorer.shards, alone, cuts).graph)
-    ends_ns = {
-        int(span.name.rpartition(" ")[2]): span.end_ns
+    problem = scorer.problem
+    trained = [p for p in reversed(problem.graph.parameters) if p.trainable]
+    alone = replace(candidate, buckets=(len(trained),), bucket_order=(0,))  # nothing runs beside
+    timeline = simulate(lower(problem, scorer.shards, alone, cuts).graph)
+    ready, needed = _ready(problem, timeline, trained), _needed(timeline, trained)
+    numels = [local_numel(p, candidate.tp) for p in trained]
+    numbers, gathered = [], []
+    whole_ns = sum(span.duration_ns for span in timeline.spans if span.kind == "optimizer")
+    for _, run in groupby(range(len(trained)), list(accumulate(ready, max)).__getitem__):
+        own = list(run)
+        elements = sum(numels[place] for place in own)
+        update_ns = whole_ns * elements // sum(numels)
+        gathered.append((ready[own[0]], elements, min(needed[p] for p in own), update_ns))
+        numbers.append(len(own))
+    ready_ns, elements, needed_ns, updates_ns = zip(*gathered, strict=True)
+    forward = _by_unit(timeline, "forward").values()
+    lasts_ns = max(end for _, end in forward) - min(start for start, _ in forward)
+    return Runs(
+        gradients=Gradients(ready_ns=ready_ns, numels=elements),
+        following=NextStep(
+            needed_ns=needed_ns,
+            update_ns=updates_ns,
+            forward_ns=_between_ns(timeline) + lasts_ns,
+        ),
+        numbers=tuple(numbers),
+    )
+
+
+def _ready(problem: Problem, timeline: Timeline, trained: Sequence[Parameter]) -> list[int]:
+    """When the last backward completes each gradient."""
+    spans, shares = _by_unit(timeline, "backward"), problem.graph.ready_shares
+    found = []
+    for parameter in trained:
+        start_ns, end_ns = spans[completing_unit(parameter)]
+        lasts_ns = end_ns - start_ns
+        found.append(start_ns + round(shares.get(parameter.name, 1.0) * lasts_ns))
+    return found
+
+
+def _needed(timeline: Timeline, trained: Sequence[Parameter]) -> list[int]:
+    """How long after the backward the forward needs each parameter, updates left out."""
+    spans = _by_unit(timeline, "forward")
+    begins_ns = min(start for start, _ in spans.values())
+    between_ns = _between_ns(timeline)
+    return [between_ns + spans[completing_unit(p)][0] - begins_ns for p in trained]
+
+
+def _by_unit(timeline: Timeline, kind: str) -> dict[int, tuple[int, int]]:
+    """Start and end of each unit's pass, where passes are seen unit by unit."""
+    return {
+        int(span.name.rpartition(" ")[2]): (span.start_ns, span.end_ns)
         for span in timeline.spans
-        if span.kind == "backward" and " unit " in span.name
+        if span.kind == kind and " unit " in span.name
     }
-    return Gradients(
-        ready_ns=tuple(ends_ns[min(p.units, default=0)] for p in trained),
-        numels=tuple(local_numel(p, candidate.tp) for p in trained),
+
+
+def _between_ns(timeline: Timeline) -> int:
+    """What the computation does after a backward that is no pass and no update."""
+    passes = {"forward", "backward", "recompute", "optimizer"}
+    return sum(
+        span.duration_ns
+        for span in timeline.spans
+        if span.stream.endswith(" compute") and span.kind not in passes
     )
 
 

@@ -170,7 +170,9 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
         raise infeasible(scorer, found)
     settings = SearchSettings(request.search, request.storage, request.policy, request.seed)
     refined = refine(scorer, ranked[0], request.fix, settings)
-    bucketed = with_planned_buckets(scorer, refined.choice, request.fix)
+    bucketed = with_planned_buckets(
+        scorer, refined.choice, request.fix, own_optimizer=posed.model.optimizer is not None
+    )
     best = scorer.score(*bucketed.choice)
     check_met(objective, best.candidate, best.step_time_ns)
     others = [*ranked[1:], *(choice for _, choice in found.looked_at)][: request.top]
