@@ -9,14 +9,12 @@ once, and numbers are spread inside nodes last.
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import cache
 from typing import NamedTuple
 
 from claw_plan.planner.message_rounds import Messages, flow_of, messages_of
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.profiles.codecs import CodecDescriptor
-from claw_plan.profiles.coded_means import part_sizes
+from claw_plan.profiles.coded_means import part_sizes, straight_turns
 from claw_plan.profiles.collective_algorithms import gathering_rounds, node_rounds
 from claw_plan.profiles.collective_schedules import alike, node_sizes
 from claw_plan.profiles.cost import CollectiveCost
@@ -57,7 +55,7 @@ def exchanges_by(
     wire = max(codec.wire_bytes(part) for part in part_sizes(elements, ranks))
     straight = [
         Messages(repeats, wire * (senders < local), wire * (senders > 0), senders)
-        for senders, repeats in _turns(sizes)
+        for senders, repeats in straight_turns(sizes)
     ]
     gathering = messages_of(algorithm, gathering_rounds(algorithm, sizes), ranks * wire, local)
     return CodedExchanges(
@@ -98,17 +96,3 @@ def _between_nodes(
         gather=flow_of(problem, codes, local, work.algorithm, ()),
         inside=flow_of(problem, inside, local, work.algorithm, ()) if inside else None,
     )
-
-
-@cache
-def _turns(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """(ranks of a node that send to others at once, in how many turns of an exchange of all)."""
-    node_of = [node for node, size in enumerate(sizes) for _ in range(size)]
-    ranks = len(node_of)
-    found = Counter[int]()
-    for turn in range(1, ranks):
-        leaving = Counter(
-            node for rank, node in enumerate(node_of) if node_of[(rank + turn) % ranks] != node
-        )
-        found[max(leaving.values(), default=0)] += 1
-    return tuple(sorted(found.items()))

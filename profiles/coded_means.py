@@ -6,15 +6,19 @@ straight from rank to rank, whatever the algorithm is called; what an algorithm 
 second one gathers, and, `hierarchical`, that numbers are added up whole inside nodes before and
 spread there afterwards. So of the algorithms of `collective_schedules` those of `ACTING` differ.
 
-`executor.communication.compressed` sends these messages; `planner.traffic` counts them.
+`executor.communication.compressed` sends these messages; `planner.traffic` counts them, and
+`time_ns` says what they take, for who chooses while training.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 
 from claw_plan.profiles.codecs import CodecDescriptor
+from claw_plan.profiles.collective_algorithms import Links, gathering_rounds
 from claw_plan.profiles.collective_schedules import Nodes, Steps, inside_nodes, rank_schedule
 
 PART = 8
@@ -62,6 +66,42 @@ def messages(
         own = own_elements(elements, rank, nodes)
         yield from _two_phases(codec, "ring", own, elsewhere.index(rank), len(elsewhere))
     yield from steps_messages(inside.up, bounds)
+
+
+def time_ns(
+    codec: CodecDescriptor,
+    algorithm: str,
+    elements: int,
+    sizes: tuple[int, ...],
+    links: Links,
+) -> float:
+    """Nanoseconds on the wire by 'ring' or 'halving_doubling', of ranks on nodes of such sizes."""
+    ranks = sum(sizes)
+    wire = max(codec.wire_bytes(part) for part in part_sizes(elements, ranks))
+    straight_ns = 0.0
+    for senders, repeats in straight_turns(sizes):
+        inside_ns = links.intra.time_ns(wire) * (senders < max(sizes))
+        between_ns = links.inter.time_ns(senders * wire) * (senders > 0)
+        straight_ns += repeats * max(inside_ns, between_ns)
+    gathering = gathering_rounds(algorithm, sizes)
+    return straight_ns + sum(one.time_ns(ranks * wire, links) for one in gathering)
+
+
+@cache
+def straight_turns(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Of all sending to each other: (ranks of a node that send to others at once, turns of them).
+
+    In turn k every rank sends to the k-th after its own.
+    """
+    node_of = [node for node, size in enumerate(sizes) for _ in range(size)]
+    ranks = len(node_of)
+    found = Counter[int]()
+    for turn in range(1, ranks):
+        leaving = Counter(
+            node for rank, node in enumerate(node_of) if node_of[(rank + turn) % ranks] != node
+        )
+        found[max(leaving.values(), default=0)] += 1
+    return tuple(sorted(found.items()))
 
 
 def steps_messages(steps: Steps, bounds: Sequence[int]) -> Iterator[Message]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from claw_plan.executor.communication.algorithms import NATIVE, all_reduce
 from claw_plan.executor.communication.compressed import TwoPhaseFeedback, compressed_mean
 from claw_plan.executor.communication.momentum_feedback import with_momentum
+from claw_plan.executor.communication.selector import Selector
 from claw_plan.kernels.codec import Codec
 from claw_plan.profiles.collective_schedules import Nodes
 
@@ -46,6 +47,8 @@ class GroupMean:
         self.algorithm, self.nodes = algorithm, nodes
         self._keeps_errors, self._momentum = keeps_errors, momentum
         self.feedback: dict[str, TwoPhaseFeedback] = {}
+        self.selector: Selector | None = None
+        """Chooses by which of the algorithms codes travel that leave every bit as it is."""
 
     @property
     def sends_whole(self) -> bool:
@@ -66,7 +69,10 @@ class GroupMean:
         return self._mean(flat, feedback)
 
     def _mean(self, flat: torch.Tensor, feedback: TwoPhaseFeedback | None) -> torch.Tensor:
-        return compressed_mean(flat, self.codec, feedback, self.group, self.algorithm, self.nodes)
+        def by(algorithm: str) -> torch.Tensor:
+            return compressed_mean(flat, self.codec, feedback, self.group, algorithm, self.nodes)
+
+        return by(self.algorithm) if self.selector is None else self.selector.timed(flat, by)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's errors; names are `<key>.` and what `TwoPhaseFeedback` calls them."""

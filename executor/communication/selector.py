@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -79,11 +80,31 @@ class _Told:
     work: dist.Work | None
 
 
-class Selector:
-    """All-reduces of one group. Every rank calls everything, in the same order."""
+Modelled = Callable[[int, tuple[int, ...], Links], dict[str, float]]
+"""(Bytes of a buffer, sizes of the nodes, links) to what each algorithm takes that may be used."""
 
-    def __init__(self, group: CollectiveGroup, options: SelectorOptions | None = None) -> None:
+Found = TypeVar("Found")
+
+
+def all_reduces(size_bytes: int, node_sizes: tuple[int, ...], links: Links) -> dict[str, float]:
+    """Of whole numbers."""
+    return {name: time_ns(name, size_bytes, node_sizes, links) for name in ALGORITHMS}
+
+
+class Selector:
+    """All-reduces of one group, or what else `modelled` speaks of.
+
+    Every rank calls everything, in the same order.
+    """
+
+    def __init__(
+        self,
+        group: CollectiveGroup,
+        options: SelectorOptions | None = None,
+        modelled: Modelled = all_reduces,
+    ) -> None:
         self.group, self.options = group, options or SelectorOptions()
+        self._modelled = modelled
         self.events: list[Switch | Probe] = []
         self._step, self._next_check, self._checked_step = 0, 1, 0
         self.links = self._probe("before the first step")
@@ -101,6 +122,10 @@ class Selector:
         """What each size that came goes by now."""
         return {size: choice.current for size, choice in sorted(self._choices.items())}
 
+    def is_settled(self, size_bytes: int) -> bool:
+        """Whether all trials of buffers of so many bytes are over."""
+        return self._choice(size_bytes).is_settled
+
     def take_events(self) -> list[Switch | Probe]:
         """What happened since it was last asked."""
         taken, self.events = self.events, []
@@ -108,10 +133,15 @@ class Selector:
 
     def all_reduce(self, flat: Tensor, carry: Exchange | None = None) -> None:
         """Replaces `flat` by the sum, and notes how long that took; `carry` moves messages."""
+        self.timed(flat, lambda name: self.group.using(name).all_reduce(flat, carry))
+
+    def timed(self, flat: Tensor, call: Callable[[str], Found]) -> Found:
+        """What is called of `flat` by the algorithm of the moment; notes how long it took."""
         name = self.algorithm(flat.nbytes)
-        elapsed = _timed(lambda: self.group.using(name).all_reduce(flat, carry), flat.device)
+        found, elapsed = _timed(lambda: call(name), flat.device)
         if len(self._calls) < CALLS:
             self._calls.append(_Call(size_bytes=flat.nbytes, algorithm=name, elapsed_ns=elapsed))
+        return found
 
     def step_ended(self) -> None:
         """Every `check_interval`, counted in steps so that ranks agree: compares and decides.
@@ -203,8 +233,7 @@ class Selector:
         return self._choices[size_bytes]
 
     def _modelled_ns(self, size_bytes: int) -> dict[str, float]:
-        sizes = node_sizes(self.group.nodes)
-        return {name: time_ns(name, size_bytes, sizes, self.links) for name in ALGORITHMS}
+        return self._modelled(size_bytes, node_sizes(self.group.nodes), self.links)
 
     def _tell(self) -> _Told:
         """Begins to agree on the times of the calls since the last check, and on a step's."""
@@ -235,20 +264,20 @@ class Selector:
         return 0 < self.bandwidth(size_bytes) < threshold
 
 
-def _timed(call: Callable[[], None], device: torch.device) -> Callable[[], float]:
-    """Calls, and answers with what tells the nanoseconds later, when a GPU has come so far."""
+def _timed(call: Callable[[], Found], device: torch.device) -> tuple[Found, Callable[[], float]]:
+    """Calls; its answer, and what tells the nanoseconds later, when a GPU has come so far."""
     if device.type != "cuda":
         started = time.perf_counter_ns()
-        call()
+        found = call()
         spent = float(time.perf_counter_ns() - started)
-        return lambda: spent
+        return found, lambda: spent
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    call()
+    found = call()
     end.record()
 
     def elapsed_ns() -> float:
         end.synchronize()
         return float(begin.elapsed_time(end)) * NS_PER_MS
 
-    return elapsed_ns
+    return found, elapsed_ns

@@ -21,10 +21,12 @@ from claw_plan.executor.checkpoint import Checkpointer
 from claw_plan.executor.checkpoint_folder import name_of
 from claw_plan.executor.checkpoint_layout import divided_as
 from claw_plan.executor.communication.hooks import GradientMean
+from claw_plan.executor.communication.selector import Switch
+from claw_plan.executor.communication.selector_options import SelectorOptions
 from claw_plan.executor.gradients import local
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import ParallelModel, compile_plan
-from claw_plan.executor.replica_exchange import without_codec
+from claw_plan.executor.replica_exchange import ExchangeOptions, without_codec
 from claw_plan.executor.traffic import counting, traffic_counter
 from claw_plan.planner.plan import load_plan
 from claw_plan.planner.supported import OF_MOMENTUM
@@ -35,13 +37,18 @@ STEPS, SAVED, WINDOW, WARMUP = 6, 3, 3, 2
 class Training:
     """A plan's model on this rank; the window of an fp16 scale is short, and so is a warm-up."""
 
-    def __init__(self, path: Path, *, is_coded: bool = True) -> None:
+    def __init__(
+        self, path: Path, *, is_coded: bool = True, selector: SelectorOptions | None = None
+    ) -> None:
         plan, loaded = open_plan(path)
         short = {"loss_scale_window": WINDOW, "codec_warmup_steps": WARMUP}
         training = plan.training.model_copy(update=short)
         plan = plan.model_copy(update={"training": training})
         plan = plan if is_coded else without_codec(plan)
-        self.compiled: ParallelModel = compile_plan(plan, loaded, torch.device("cpu"))
+        options = ExchangeOptions(selector=selector)
+        self.compiled: ParallelModel = compile_plan(
+            plan, loaded, torch.device("cpu"), exchange=options
+        )
         self._source = ExampleSource(plan, loaded)
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
@@ -125,7 +132,22 @@ def found_of(path: Path, folder: Path) -> dict[str, Any]:
     mesh = first.compiled.mesh
     found["place"] = {axis: mesh.index(axis) for axis in mesh.sizes}
     found["alike"] = alike_over_tp(first.compiled)
+    if first.compiled.knobs.collective == "ring":
+        found["selected"] = selected(path)
     return found | ({"skipped": skipped(first)} if sends_gradients else {})
+
+
+def selected(path: Path) -> dict[str, Any]:
+    """The same steps by what a selector chooses, which compares after each of them."""
+    training = Training(path, selector=SelectorOptions(check_interval_ns=1))
+    exchange = training.compiled.exchange
+    assert exchange is not None
+    events = []
+    for step in range(STEPS):
+        training.train(range(step, step + 1))
+        events += exchange.step_ended(step)
+    used = [event.after for event in events if isinstance(event, Switch)]
+    return {"flat": training.flat(), "used": [*used, *exchange.algorithms().values()]}
 
 
 def alike_over_tp(compiled: ParallelModel) -> torch.Tensor | None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from claw_plan.executor.communication.selector_options import SelectorOptions
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.exchange_refusal import refuse_exchange
 from claw_plan.executor.opened_plan import open_plan
+from claw_plan.executor.replica_exchange import ExchangeOptions
 
 REFUSED = {
     "clip": ({"codec": "one_bit", "dp_replicate": 2, "clip_norm": 1.0}, "no rank has the mean"),
@@ -17,9 +19,13 @@ REFUSED = {
     "shards": ({"codec": "one_bit", "dp_shard": 2}, "fully_shard reduces gradients itself"),
     "lower": ({"codec": "one_bit", "dp_replicate": 2, "precision": "bfloat16"}, "fully_shard"),
     "stages": ({"codec": "one_bit", "dp_replicate": 2, "pp": 2}, "where replicas alone meet"),
-    "divided": ({"codec": "one_bit", "dp_replicate": 2, "tp": 2}, "where replicas alone meet"),
+    "divided": (
+        {"codec": "one_bit", "dp_replicate": 2, "tp": 2, "collective": "ring"},
+        "where replicas alone meet",
+    ),
     "matrices": ({"codec": "low_rank", "dp_shard": 2}, "fully_shard reduces gradients itself"),
     "factors": ({"codec": "low_rank", "dp_replicate": 2, "tp": 2}, "replicas alone meet"),
+    "moves": ({"codec": "zero_one", "dp_replicate": 2, "tp": 2}, "not proven with tensor"),
     "nobody": ({"codec": "int8"}, "where gradients are averaged"),
     "scaled": ({"codec": "int8", "dp_shard": 2, "precision": "float16"}, "scale that moves"),
     "host": ({"codec": "int8", "dp_replicate": 2, "pp": 2, "offload": "optimizer"}, "not proven"),
@@ -36,3 +42,25 @@ def test_what_a_codec_cannot_act_on_is_refused(tiny_plan: Callable[..., Path], n
     plan = plan.model_copy(update={"candidate": plan.candidate | asked})
     with pytest.raises(ExecutionError, match=why):
         refuse_exchange(plan, loaded)
+
+
+SELECTED = {
+    "nodes": ({"codec": "int8", "collective": "hierarchical"}, "belongs to no other algorithm"),
+    "factors": ({"codec": "low_rank"}, "means of equal buckets"),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_a_selector_leaves_what_is_encoded_as_it_is(
+    tiny_plan: Callable[..., Path], name: str
+) -> None:
+    """Between algorithms of which codes and errors are the same it may choose."""
+    asked, why = SELECTED[name]
+    plan, loaded = open_plan(tiny_plan(f"selected-{name}", dp_replicate=4))
+    options = ExchangeOptions(selector=SelectorOptions())
+    refuse_exchange(
+        plan.model_copy(update={"candidate": plan.candidate | {"codec": "int8"}}), loaded, options
+    )
+    plan = plan.model_copy(update={"candidate": plan.candidate | asked})
+    with pytest.raises(ExecutionError, match=why):
+        refuse_exchange(plan, loaded, options)

@@ -39,6 +39,10 @@ PLANS: dict[str, dict[str, Any]] = {
     "zero3": {"codec": "int4", "dp_shard": 4, "precision": "bfloat16"},
     "zero_tp": {"codec": "int8", "dp_shard": 2, "tp": 2},
     "zero_pp": {"codec": "fp8", "dp_shard": 2, "pp": 2},
+    "cp": {"codec": "int8", "dp_replicate": 2, "cp": 2, "clip_norm": 0.05},
+    "zero_cp": {"codec": "int4", "dp_shard": 2, "cp": 2, "microbatch_size": 1},
+    "zero1_cp": {"codec": "fp8", "cp": 4, "cp_comm_type": "a2a", "zero": 1},
+    "cp_pp": {"codec": "fp16", "cp": 2, "pp": 2},
     "ring": {"codec": "int8", "dp_replicate": 4, "collective": "ring"} | SMALL,
     "doubling": {"codec": "int4", "dp_replicate": 4, "collective": "halving_doubling"},
     "nodes": {"codec": "int8", "clip_norm": 0.05} | NODES,
@@ -101,7 +105,9 @@ def test_gradients_are_within_the_codecs_bound(found: Found, name: str) -> None:
     if knobs.get("dp_replicate", 1) > 1:
         bound = contraction * (2 + contraction) * math.sqrt(squares["sent"])
     else:
-        bound = contraction * math.sqrt(squares["sent"] / knobs["dp_shard"])
+        bound = contraction * math.sqrt(
+            squares["sent"] / knobs.get("dp_shard", 1) / knobs.get("cp", 1)
+        )
     rounding = 1e-6 * math.sqrt(squares["true"])
     assert 0 < math.sqrt(squares["error"]) <= bound + rounding
     assert found[0][name]["losses"] == pytest.approx(found[0][name]["whole"], abs=NEAR[codec.name])
@@ -148,6 +154,17 @@ def test_a_step_moves_what_is_predicted(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["ring", "one_bit_ring"])
+def test_what_a_selector_chooses_changes_no_bit(found: Found, name: str) -> None:
+    for rank in found:
+        selected = rank[name]["selected"]
+        assert torch.equal(selected["flat"], rank[name]["flat"])
+        assert selected["used"] == found[0][name]["selected"]["used"]
+        assert "ring" in selected["used"]
+        assert {*selected["used"]} <= {"native", "ring", "halving_doubling"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLANS, *OF_MOMENTUM])
 def test_a_resumed_run_goes_on_with_the_same_bits(found: Found, name: str) -> None:
     for rank in found:
@@ -166,7 +183,7 @@ def test_all_ranks_leave_out_a_step_in_which_one_overflowed(found: Found, name: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fp16", "bf16_pp", "zero2", "nodes_fp16"])
+@pytest.mark.parametrize("name", ["fp16", "bf16_pp", "zero2", "cp_pp", "nodes_fp16"])
 def test_the_agreed_exponent_falls_and_grows_back(found: Found, name: str) -> None:
     # Six clean steps, three to grow: 0 + 2. Then one overflow, and three clean steps.
     for rank in found:

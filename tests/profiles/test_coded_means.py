@@ -15,7 +15,10 @@ from claw_plan.profiles.coded_means import (
     own_elements,
     part_bounds,
     part_sizes,
+    straight_turns,
+    time_ns,
 )
+from claw_plan.profiles.collective_algorithms import Hop, Links
 from claw_plan.profiles.collective_schedules import alike
 
 
@@ -64,6 +67,25 @@ def test_inside_nodes_numbers_travel_whole():
         ]
     )  # fmt: skip
     assert own_elements(1003, 1, alike(4, 2)) == 499
+
+
+@pytest.mark.parametrize("algorithm, rounds", [("ring", 3), ("halving_doubling", 2)])
+def test_what_the_messages_take(algorithm, rounds):
+    """Four ranks of one node, 4096 elements in int8: parts of 1040 bytes, 1 us a message."""
+    hop = Hop(latency_ns=1000.0, bytes_per_s=1e9)
+    found = time_ns(describe_codec("int8"), algorithm, 4096, (4,), Links(intra=hop, inter=hop))
+    assert found == 3 * (1000 + 1040) + rounds * 1000 + 3 * 1040
+
+
+def test_between_nodes_ranks_of_a_node_share_its_way_out():
+    """Two nodes of two: one rank of each sends to the other in turns 1 and 3, both in turn 2.
+
+    Around the ring one of each sends to the next node at a time.
+    """
+    assert straight_turns((2, 2)) == ((1, 2), (2, 1))
+    near, far = (Hop(latency_ns=0.0, bytes_per_s=rate) for rate in (1e12, 1e9))
+    found = time_ns(describe_codec("int8"), "ring", 4096, (2, 2), Links(intra=near, inter=far))
+    assert found == (2 * 1 + 1 * 2) * 1040 + 3 * 1040
 
 
 @given(
