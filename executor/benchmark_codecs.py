@@ -22,11 +22,12 @@ from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
 from claw_plan.kernels.codec import codec_of
 from claw_plan.planner.averaging import codec_works
 from claw_plan.planner.supported import CODECS, OF_MOMENTUM
-from claw_plan.profiles.codecs import LOW_RANK, describe_codec
+from claw_plan.profiles.codecs import LOW_RANK, ZERO_ONE, describe_codec
 from claw_plan.profiles.work import OpWork
 
-MEASURED = tuple(name for name in CODECS if name not in ("threshold", LOW_RANK))
-"""Those that need no parameters; PowerSGD's products are measured as products."""
+MEASURED = tuple(name for name in CODECS if name not in ("threshold", LOW_RANK, ZERO_ONE))
+"""Those that need no parameters. PowerSGD's products are measured as products, and what 0/1 Adam
+sends is one_bit."""
 
 ELEMENTS = 1 << 20
 """More than a core's own caches hold, as the buckets of a model that is worth compressing. Where

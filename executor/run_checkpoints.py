@@ -27,7 +27,7 @@ class RunCheckpoints:
         self._compiled = compiled
         self._folder = Path(job.checkpoint_folder) if job.checkpoint_folder else None
         self._every = job.checkpoint_every
-        self.first_step, self.last, self._told = 0, "", ""
+        self.first_step, self.last, self._told, self._is_late = 0, "", "", False
         self._checkpointer: Checkpointer | None = None
         if job.init_from:
             load_weights(compiled, Path(job.init_from))
@@ -39,13 +39,25 @@ class RunCheckpoints:
                 self.first_step = self._checkpointer.load(Path(job.resume)).step
                 self._told = self._checkpointer.note
 
+    def _are_equal(self) -> bool:
+        exchange = self._compiled.exchange
+        return exchange is None or exchange.replicas_are_equal
+
     def after_step(self, step: int, *, ends: bool) -> str:
         """Saves after `step` steps if it is time to; answers what is to be said, mostly nothing.
 
         Raises ExecutionError when the run ends and its state cannot be written.
         """
         told, self._told = self._told, ""
-        is_due = ends or (self._every > 0 and step % self._every == 0)
+        is_due = ends or self._is_late or (self._every > 0 and step % self._every == 0)
+        if is_due and not self._are_equal():
+            # They meet at steps of their own; to meet sooner would change training.
+            if ends:
+                told = f"replicas met out of turn after step {step}, the last"
+            elif self._folder is not None and not self._is_late:
+                told = f"what is to be saved after step {step} waits until replicas meet"
+        self._is_late = is_due and not ends and not self._are_equal()
+        is_due = is_due and not self._is_late
         if is_due:
             self._compiled.settle()
         if self._checkpointer is None or self._folder is None:

@@ -38,6 +38,7 @@ from claw_plan.planner.traffic import (
 )
 from claw_plan.profiles.cluster_file import cluster_from_mapping
 from claw_plan.profiles.files import write_atomic
+from claw_plan.profiles.gradient_times import GradientTimes
 from claw_plan.profiles.measurement import Measurement
 from claw_plan.profiles.profile import append_profile, link_device
 from claw_plan.profiles.units import gib, ms_from_ns
@@ -107,7 +108,7 @@ def write_run(folder: Path, records: Sequence[RankRecord], rank: Rank) -> RunRes
     write_atomic(folder / TIMELINE, json.dumps(_timeline_values(timelines)))
     found = measurements_of(plan, records, rank)
     if found:
-        append_profile(folder / MEASUREMENTS, found)
+        append_profile(folder / MEASUREMENTS, found, gradients=gradients_of(plan, records))
     result = result_of(plan, records, median_timeline(timelines), folder)
     write_atomic(folder / RESULT, json.dumps(dataclasses.asdict(result), indent=1))
     return result
@@ -190,6 +191,16 @@ def measurements_of(plan: Plan, records: Sequence[RankRecord], rank: Rank) -> li
     return found
 
 
+def gradients_of(plan: Plan, records: Sequence[RankRecord]) -> list[GradientTimes]:
+    """When gradients were ready, the same on all ranks; none where no rank looked."""
+    if not records[0].ready_ns:
+        return []
+    device = cluster_from_mapping(plan.cluster, "cluster").nodes[0].device.name
+    size = plan.knobs().microbatch_size
+    ready_ns = records[0].ready_ns
+    return [GradientTimes(device=device, microbatch_size=size, ready_ns=ready_ns)]
+
+
 def _slowest(by_rank: Sequence[Sequence[int]]) -> list[int]:
     """The largest of the ranks call by call; groups of other ranks may have called less often."""
     longest = max(len(times) for times in by_rank)
@@ -242,13 +253,13 @@ def result_of(
 def _traffic_differences(plan: Plan, records: Sequence[RankRecord]) -> list[str]:
     """From what the plan predicts for steps like the last; none where it predicts nothing.
 
-    Replicas that a run's options let do something else are left out.
+    Replicas that a run's options, or a warm-up, let do something else are left out.
     """
     rows = plan.prediction.traffic if plan.prediction else None
     if rows is None or len(records[0].losses) < STEADY_STEP:
         return []
     predicted, counted = traffic_of(rows, len(records)), [record.traffic for record in records]
-    if not records[0].is_as_planned:
+    if not (records[0].is_as_planned and records[0].is_steady):
         predicted, counted = _without_replicas(predicted), _without_replicas(counted)
     return differences(predicted, counted)
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from claw_plan.executor.batches import Source, TextSource, check_vocabulary, make_source, own_slice
 from claw_plan.executor.benchmark_codecs import measure_codecs
 from claw_plan.executor.benchmark_group import measure_replicas
+from claw_plan.executor.bucket_times import record_gradients
 from claw_plan.executor.communication.reducer import Replicas
 from claw_plan.executor.communication.selector import Switch
 from claw_plan.executor.gradients import local
@@ -56,12 +57,14 @@ OnStep = Callable[[Mapping[str, Any]], None]
 @dataclass(kw_only=True)
 class RankRecord:
     """What one rank saw. Lists have an entry a step; `spans` those of each recorded step, counted
-    from 1; `samples` go into the profile.
+    from 1; `samples` and `ready_ns`, when each parameter's gradient was complete, go into the
+    profile.
 
     The run began after `first_step` steps of the training; `checkpoint` is what it wrote at its
     end, empty for nothing. `traffic` is that of the last step. `algorithms` is what buckets of so
     many bytes went by at the end where a selector chose; not `is_as_planned` are runs whose
-    replicas do something beside what the plan says.
+    replicas do something beside what the plan says, nor `is_steady` those that ended in a step
+    whose replicas do: while a codec warms up, or apart.
     """
 
     rank: int
@@ -75,9 +78,11 @@ class RankRecord:
     peak_memory_bytes: int = 0
     spans: dict[int, list[Span]] = field(default_factory=dict)
     samples: dict[OpWork | CollectiveWork, list[int]] = field(default_factory=dict)
+    ready_ns: dict[str, int] = field(default_factory=dict)
     data: str = ""
     algorithms: dict[int, str] = field(default_factory=dict)
     is_as_planned: bool = True
+    is_steady: bool = True
 
 
 def ways_of(steps: int) -> list[str]:
@@ -160,6 +165,8 @@ def train(
             record.samples[work] = samples
     if WORK in record.ways and rank.device.type == "cpu":
         _time_replicas(compiled, record, rank)
+        batch = own_slice(source.global_batch(0), compiled.mesh.data_index, compiled.knobs.dp)
+        record.ready_ns = record_gradients(compiled, compiled.microbatches_of(batch)[0])
     return _collect(record, rank)
 
 
@@ -202,7 +209,7 @@ def _exchange_ended(compiled: ParallelModel, record: RankRecord, progress: Progr
             said.append(
                 f"all-reduces of {event.size_bytes} bytes go by {event.after} now: {event.reason}"
             )
-    record.algorithms = exchange.algorithms()
+    record.algorithms, record.is_steady = exchange.algorithms(), exchange.is_steady
     return "; ".join(said)
 
 

@@ -17,7 +17,7 @@ from claw_plan.kernels.codec_base import Codec
 from claw_plan.kernels.one_bit import OneBit
 from claw_plan.kernels.plain import Half, Uncompressed
 from claw_plan.kernels.sparse import Threshold, TopK
-from claw_plan.profiles.codecs import LOW_RANK, CodecError, describe_codec
+from claw_plan.profiles.codecs import LOW_RANK, ZERO_ONE, CodecError, describe_codec
 
 __all__ = ["CODECS", "Codec", "CodecError", "codec_of"]
 
@@ -41,4 +41,6 @@ def codec_of(text: str) -> Codec:
     descriptor = describe_codec(text)
     if descriptor.name == LOW_RANK:
         raise CodecError(f"codec {text!r} makes no codes: PowerSGD all-reduces thin matrices")
+    if descriptor.name == ZERO_ONE:
+        raise CodecError(f"codec {text!r} says when ranks meet; what they send then is one_bit")
     return CODECS[descriptor.name](**descriptor.parameters)

@@ -13,23 +13,19 @@ inside nodes first, and codes travel between nodes alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
-from sys import maxsize
 from typing import NamedTuple
 
-from claw_plan.planner.bucket_plan import filled_buckets
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.coded_rounds import exchanges_by
-from claw_plan.planner.graph import Parameter
 from claw_plan.planner.low_rank import Shapes, factors_in, is_low_rank, kernels_ns
 from claw_plan.planner.lower_data import memory_work
 from claw_plan.planner.message_rounds import added_bytes, all_reduce_by
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import STORED_BYTES, Problem
 from claw_plan.planner.supported import OF_MOMENTUM
+from claw_plan.planner.zero_one import APART_BYTES, MET_BYTES, SENT_AS, is_zero_one
 from claw_plan.profiles.codecs import CodecDescriptor, describe_codec
 from claw_plan.profiles.coded_means import part_sizes
 from claw_plan.profiles.cost import CollectiveCost
@@ -59,9 +55,6 @@ MOMENTUM_BYTES, MOVE_BYTES = 40, 24
 (12) and its scaling by the step's rate (12) before it is encoded; after, what the optimizer moves
 beyond AdamW's own step (52 less 28): the rate taken out again (24), the momentum kept (8), weights
 decayed and moved (20). Counted from executor.optimizers.one_bit_adam."""
-
-MOMENTUM_BUCKET_BYTES = 25 * 2**20
-"""Of the vectors that such an optimizer sends (executor.optimizers.buckets.BUCKET_BYTES)."""
 
 ADD = "communication.add"
 """How measurements may name what a rank does to add up the messages of an all-reduce."""
@@ -101,6 +94,8 @@ def averaging(
     nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
     if is_low_rank(candidate):
         return _factored(problem, candidate, elements, shapes)
+    if is_zero_one(candidate):
+        return _of_moves(problem, candidate, elements)
     if candidate.codec != "none":
         return _encoded(problem, candidate, elements, nodes)
     return _all_reduced(problem, candidate, elements, nodes)
@@ -132,6 +127,15 @@ def _factored(problem: Problem, candidate: Candidate, elements: int, shapes: Sha
             phases.append(Phase(ns + adding_ns, cost))
     is_waited_for = not _waits_for_the_wire(problem, nodes)
     return Averaging(tuple(phases), last_ns=after, is_waited_for=is_waited_for)
+
+
+def _of_moves(problem: Problem, candidate: Candidate, elements: int) -> Averaging:
+    """What replicas of 0/1 Adam moved, where they meet; else what each does alone."""
+    if problem.is_apart:
+        alone_ns = problem.memory_op_ns(APART_BYTES * elements)
+        return Averaging((), last_ns=alone_ns, is_waited_for=True)
+    mean = averaging(problem, replace(candidate, codec=SENT_AS), elements)
+    return replace(mean, last_ns=mean.last_ns + problem.memory_op_ns(MET_BYTES * elements))
 
 
 def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) -> Averaging:
@@ -221,7 +225,7 @@ def agrees_on_overflow(candidate: Candidate, optimizer: str | None) -> bool:
     """
     if candidate.codec == "none" or sends_momentum(candidate, optimizer):
         return False
-    in_parts = max(candidate.tp, candidate.pp, candidate.dp_shard) > 1
+    in_parts = max(candidate.tp, candidate.pp, candidate.shard_ranks) > 1
     return in_parts or known_codec(candidate.codec).name == SCALED
 
 
@@ -263,12 +267,13 @@ def scattering(
 
 def scatters_codes(candidate: Candidate) -> bool:
     """Whether shards reduce through the codec: replicas do where there are some."""
-    return candidate.codec != "none" and candidate.dp_replicate == 1 and candidate.dp_shard > 1
+    shards = candidate.shard_ranks > 1
+    return candidate.codec != "none" and candidate.dp_replicate == 1 and shards
 
 
 def residual_bytes(problem: Problem, candidate: Candidate, elements: int) -> int:
     """What error feedback keeps of so many elements: a worker's residual and a server's."""
-    if candidate.codec == "none" or candidate.dp == 1:
+    if candidate.codec == "none" or candidate.dp * candidate.cp == 1:
         return 0
     codec, ranks = known_codec(candidate.codec), candidate.dp_replicate
     if scatters_codes(candidate):
@@ -278,109 +283,3 @@ def residual_bytes(problem: Problem, candidate: Candidate, elements: int) -> int
         # What a rank encodes is a part of its node's sum.
         elements, ranks = max(part_sizes(elements, ranks // nodes)), nodes
     return codec.state_bytes(elements) + codec.state_bytes(-(-elements // ranks))
-
-
-AFTER_ALL = -1
-"""The unit of the bucket that holds what is left when all have run."""
-
-
-class Bucket(NamedTuple):
-    """Gradients that are averaged together, once the backward of a unit has run."""
-
-    unit: int
-    elements: int
-    shapes: Shapes = ()
-    """Of its tensors, where it matters how elements lie in matrices."""
-
-
-def buckets_of(
-    held: Sequence[tuple[Parameter, int]],
-    units: range,
-    candidate: Candidate,
-    optimizer: str | None,
-) -> tuple[Bucket, ...]:
-    """The buckets of trained parameters, in the model's order with their elements on a rank.
-
-    `units` are those of the stage. What the library does not average is filled from the model's
-    last parameter to its first; momentum, after all, from its first to its last.
-    """
-    if sends_momentum(candidate, optimizer):
-        sizes = filled_buckets(
-            (STORED_BYTES * elements for _, elements in held), MOMENTUM_BUCKET_BYTES
-        )
-        elements = iter([count for _, count in held])
-        return tuple(Bucket(AFTER_ALL, sum(islice(elements, size))) for size in sizes)
-    if candidate.buckets:
-        sizes = candidate.buckets
-        return _shaped(held, sizes, candidate, _planned(held, sizes, candidate.bucket_order))
-    if candidate.codec != "none" or candidate.collective != "auto":
-        last_first = (STORED_BYTES * count for _, count in reversed(held))
-        sizes = filled_buckets(last_first, candidate.bucket_bytes)
-        return _shaped(held, sizes, candidate, _planned(held, sizes))
-    return _filled(held, units, candidate.bucket_bytes)
-
-
-def _shaped(
-    held: Sequence[tuple[Parameter, int]],
-    sizes: Sequence[int],
-    candidate: Candidate,
-    buckets: tuple[Bucket, ...],
-) -> tuple[Bucket, ...]:
-    """Buckets that leave in turn, with the shapes of what lies in each if that matters."""
-    if not is_low_rank(candidate):
-        return buckets
-    remaining = iter(reversed(held))
-    return tuple(
-        bucket._replace(shapes=tuple(p.shape for p, _ in islice(remaining, size)))
-        for bucket, size in zip(buckets, sizes, strict=True)
-    )
-
-
-def _planned(
-    held: Sequence[tuple[Parameter, int]], sizes: Sequence[int], order: Sequence[int] = ()
-) -> tuple[Bucket, ...]:
-    """Of so many parameters each, last to first, as they leave: none before those before it."""
-    buckets, unit = buckets_by_use(held, sizes), maxsize
-    leaving = []
-    for number in order or range(len(buckets)):
-        unit = min(unit, buckets[number].unit)
-        leaving.append(buckets[number]._replace(unit=unit))
-    return tuple(leaving)
-
-
-def buckets_by_use(
-    held: Sequence[tuple[Parameter, int]], sizes: Sequence[int]
-) -> tuple[Bucket, ...]:
-    """Of so many parameters each, last to first, with the first unit that uses one of them.
-
-    With its backward the bucket's gradients are complete, and its forward needs them first.
-    """
-    remaining, buckets = iter(reversed(held)), []
-    for size in sizes:
-        own = list(islice(remaining, size))
-        first = min(min(parameter.units, default=0) for parameter, _ in own)
-        buckets.append(Bucket(first, sum(elements for _, elements in own)))
-    return tuple(buckets)
-
-
-def _filled(
-    held: Sequence[tuple[Parameter, int]], units: range, bucket_bytes: int
-) -> tuple[Bucket, ...]:
-    """DistributedDataParallel's: full once they hold `bucket_bytes`.
-
-    In the order in which gradients are complete (torch's reducer.cpp,
-    compute_bucket_assignment_by_size).
-    """
-    collected, buckets = 0, []
-    complete: dict[int, list[tuple[Parameter, int]]] = {unit: [] for unit in units}
-    for parameter, elements in held:
-        complete[min(parameter.units, default=0)].append((parameter, elements))
-    for unit in reversed(units):
-        for _, elements in sorted(complete[unit], key=lambda entry: entry[0].arrival):
-            collected += elements
-            if STORED_BYTES * collected >= bucket_bytes:
-                buckets.append(Bucket(unit, collected))
-                collected = 0
-    if collected:
-        buckets.append(Bucket(AFTER_ALL, collected))
-    return tuple(buckets)

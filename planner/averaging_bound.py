@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from claw_plan.planner.averaging import AFTER_ALL, AXIS, at_end, averaging, buckets_of
+from claw_plan.planner.averaging import AXIS, at_end, averaging
+from claw_plan.planner.averaging_buckets import AFTER_ALL, buckets_of
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.data_bound import averaged_ns, floor_ns
 from claw_plan.planner.graph import Parameter
@@ -22,6 +23,7 @@ from claw_plan.planner.memory_states import SHARDED, WHOLE, kind_of
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.shards import ShardSizes, local_numel, shard_numel
+from claw_plan.planner.zero_one import is_zero_one, mean_ns
 
 Cuts = tuple[tuple[int, int], ...]
 
@@ -94,7 +96,11 @@ class AveragingBounds:
         optimizer, found = self.problem.training.optimizer, []
         for bucket in buckets_of(held, range(*cuts[0]), candidate, optimizer):
             mean = averaging(self.problem, candidate, bucket.elements, bucket.shapes)
-            found.append(Averaged(bucket.unit, averaged_ns(mean), not mean.is_waited_for))
+            bucket_ns = averaged_ns(mean)
+            if is_zero_one(candidate):
+                alone = averaging(self.problem.apart, candidate, bucket.elements)
+                bucket_ns = mean_ns(candidate, bucket_ns, averaged_ns(alone))
+            found.append(Averaged(bucket.unit, bucket_ns, not mean.is_waited_for))
         return found
 
     def _late(self, candidate: Candidate, cuts: Cuts) -> list[Averaged]:

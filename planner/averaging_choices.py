@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from claw_plan.planner.averaging import Bucket, buckets_of
+from claw_plan.planner.averaging_buckets import Bucket, buckets_of
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.placement import group_nodes
@@ -23,7 +23,7 @@ from claw_plan.planner.supported import (
     refusal,
     sends_codes,
 )
-from claw_plan.profiles.codecs import LOW_RANK
+from claw_plan.profiles.codecs import LOW_RANK, ZERO_ONE
 
 BUCKETS = (25_000_000, 5_000_000, 10_000_000, 50_000_000, 100_000_000)
 """Values of bucket_bytes, the usual one first; of those that make the same buckets, one."""
@@ -61,13 +61,13 @@ class AveragingChoices:
             **self._of_graph(tp),
         )  # fmt: skip
         plain = {name: getattr(base, name) for name in ("bucket_bytes", "collective", "codec")}
-        choices, clips = [plain], self._problem.training.clip_norm is not None
+        choices = [plain]
         if base.reduces_in_backward and kind_of(self._problem, base) == WHOLE:
             choices = [
                 {"bucket_bytes": size, "collective": algorithm, "codec": codec}
                 for size in self._bucket_sizes(base)
                 for codec in self._codecs
-                if not (clips and codec.partition(":")[0] in OF_MOMENTUM)
+                if self._trains(codec)
                 for algorithm in self._algorithms(base, codec)
             ]
         else:
@@ -79,6 +79,13 @@ class AveragingChoices:
             if all(self._pinned(name, value) for name, value in choice.items())
             and not refusal(replace(base, **choice))
         ]
+
+    def _trains(self, codec: str) -> bool:
+        """Whether the codec goes with clipping and the optimizer, which no candidate says."""
+        name, training = codec.partition(":")[0], self._problem.training
+        if name == ZERO_ONE and training.optimizer != "adamw":
+            return False
+        return training.clip_norm is None or name not in OF_MOMENTUM
 
     def _algorithms(self, base: Candidate, codec: str) -> list[str]:
         """The library's own, and those by messages where that pays on shaped links: between hosts.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from claw_plan.planner.averaging import buckets_by_use
+from claw_plan.planner.averaging_buckets import buckets_by_use
 from claw_plan.planner.lower_whole import Whole
 
 CALL_NS = 60_000

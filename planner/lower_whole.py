@@ -12,7 +12,8 @@ from functools import partial
 
 from typing_extensions import override
 
-from claw_plan.planner.averaging import AFTER_ALL, AXIS, Averaging, averaging, buckets_of
+from claw_plan.planner.averaging import AXIS, Averaging, averaging
+from claw_plan.planner.averaging_buckets import AFTER_ALL, buckets_of
 from claw_plan.planner.gradient_times import launch_shares
 from claw_plan.planner.lower_data import DataParallel
 from claw_plan.planner.placement import EXPERT_REPLICATE, tp_nodes

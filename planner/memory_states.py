@@ -19,6 +19,7 @@ from claw_plan.planner.placement import expert_groups
 from claw_plan.planner.problem import OPTIMIZER_STATES, STORED_BYTES, Problem
 from claw_plan.planner.schedules import ASYNCHRONOUS
 from claw_plan.planner.shards import ShardSizes, local_numel
+from claw_plan.planner.zero_one import AWAY_BYTES, is_zero_one
 
 CONTEXT_BYTES = 1_800_000_000
 """What an accelerator holds beside tensors (context, kernels, NCCL buffers). Fitted by the
@@ -67,6 +68,8 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
         residuals = factors_in(candidate, _shapes(shards, spans)).state_bytes()
     else:
         residuals = residual_bytes(problem, candidate, encoded)
+    if is_zero_one(candidate):
+        residuals += AWAY_BYTES * trainable
     return {
         "parameters": STORED_BYTES * shard,
         "optimizer": STORED_BYTES * states * trainable,

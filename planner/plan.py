@@ -42,7 +42,10 @@ class PlanTraining(_Part):
 
     `clip_norm` is the largest norm of all gradients together, None for any. In float16 the loss
     scale is doubled after `loss_scale_window` steps without overflow. A codec that carries AdamW's
-    momentum begins after `codec_warmup_steps`; 15 to 25 % of all steps are usual.
+    momentum begins after `codec_warmup_steps`; 15 to 25 % of all steps are usual. With zero_one
+    the warm-up renews second moments ever more seldom, their distance doubling after as many as
+    `variance_repeats`; afterwards that between meetings does, after `meeting_repeats`, up to the
+    codec's longest.
     """
 
     global_batch: int = Field(gt=0)
@@ -53,6 +56,8 @@ class PlanTraining(_Part):
     clip_norm: float | None = Field(default=None, gt=0)
     loss_scale_window: int = Field(default=2000, gt=0)
     codec_warmup_steps: int = Field(default=300, gt=0)
+    variance_repeats: int = Field(default=64, gt=0)
+    meeting_repeats: int = Field(default=16, gt=0)
     seed: int = 0
 
 

@@ -24,7 +24,7 @@ from claw_plan.planner.supported import OF_MOMENTUM, nodes_refusal, refusal
 from claw_plan.planner.vocabulary_parallel import STYLES
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping
-from claw_plan.profiles.codecs import LOW_RANK
+from claw_plan.profiles.codecs import LOW_RANK, ZERO_ONE
 
 
 def check_plan(plan: Plan, where: str) -> Candidate:
@@ -116,6 +116,8 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
             "candidate.collective, low_rank, and codecs that carry momentum, act in float32; "
             "gradients of lower precisions are sharded"
         )
+    if codec == ZERO_ONE and plan.training.optimizer != "adamw":
+        yield "candidate.codec zero_one sends what AdamW moves; train with optimizer adamw"
     if precision == "float16" and codec != "none":
         yield (
             "candidate.codec keeps what it has not sent, which would be in units of a loss scale "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.expert_graph import share_experts
@@ -90,13 +91,17 @@ def variant_of(candidate: Candidate) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Model, cluster, cost model and training settings."""
+    """Model, cluster, cost model and training settings.
+
+    `is_apart` asks for a step in which replicas of 0/1 Adam do not meet.
+    """
 
     graph: ModelGraph
     cluster: Cluster
     cost: CostModel
     training: Training
     trainer: Trainer = NEUTRAL
+    is_apart: bool = False
     _passes: dict[tuple[int, str, int, int, str, Groups], PassTime] = field(
         default_factory=dict, init=False
     )
@@ -139,7 +144,16 @@ class Problem:
 
     def with_batch(self, batch: int) -> Problem:
         """With another number of samples a step; passes and exchanges take what they took."""
-        other = replace(self, training=replace(self.training, global_batch=batch))
+        return self._beside(training=replace(self.training, global_batch=batch))
+
+    @cached_property
+    def apart(self) -> Problem:
+        """The same of steps in which replicas do not meet."""
+        return self._beside(is_apart=True)
+
+    def _beside(self, **changes: Any) -> Problem:
+        """With the times that are known already."""
+        other = replace(self, **changes)
         for known in ("_passes", "_collectives"):
             object.__setattr__(other, known, getattr(self, known))
         return other

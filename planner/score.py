@@ -15,6 +15,7 @@ from claw_plan.planner.shards import ShardSizes
 from claw_plan.planner.side_by_side import in_halves
 from claw_plan.planner.stage_path import Cuts
 from claw_plan.planner.steady_state import steady_step
+from claw_plan.planner.zero_one import is_zero_one, mean_ns
 from claw_plan.profiles.units import s_from_ns
 from claw_plan.simulator.simulate import makespan_ns, simulate
 from claw_plan.simulator.timeline import Timeline
@@ -42,8 +43,9 @@ class Scored:
     `parts_ns` add up to the step time of the busiest stage: what its compute stream did, and what
     it waited for (`dp_comm_exposed`, `pp_bubble`). `mfu` is model FLOPs (forward and backward of
     the whole model, recompute left out) over time, devices and peak. `sources` is the share of
-    kernel time that rests on each kind of cost. Runners-up have no `timeline`. Where steps overlap
-    a run takes `fill_and_drain_ns` beside its steps.
+    kernel time that rests on each kind of cost. Runners-up have no `timeline`; that of 0/1 Adam is
+    of a step in which replicas meet, times are means over the steps to the next. Where steps
+    overlap a run takes `fill_and_drain_ns` beside its steps.
     """
 
     candidate: Candidate
@@ -89,7 +91,14 @@ class Scorer:
         """The simulated step time alone."""
         if candidate.schedule in ASYNCHRONOUS:
             return steady_step(self.problem, self.shards, candidate, cuts).period_ns
-        return makespan_ns(lower(self.problem, self.shards, candidate, cuts).graph)
+        step_ns = makespan_ns(lower(self.problem, self.shards, candidate, cuts).graph)
+        if is_zero_one(candidate):
+            return mean_ns(candidate, step_ns, self.apart(candidate, cuts).step_time_ns)
+        return step_ns
+
+    def apart(self, candidate: Candidate, cuts: Cuts) -> Timeline:
+        """A simulated step in which replicas of 0/1 Adam do not meet."""
+        return simulate(lower(self.problem.apart, self.shards, candidate, cuts).graph)
 
     def score(self, candidate: Candidate, cuts: Cuts) -> Scored:
         """The candidate in full, with its timeline."""
@@ -101,9 +110,13 @@ class Scorer:
         else:
             timeline = simulate(lower(self.problem, self.shards, candidate, cuts, held).graph)
         training, graph = self.problem.training, self.problem.graph
-        step_ns = timeline.step_time_ns
+        step_ns, parts = timeline.step_time_ns, parts_of(timeline, candidate.pp)
+        if is_zero_one(candidate):
+            apart = self.apart(candidate, cuts)
+            step_ns = mean_ns(candidate, step_ns, apart.step_time_ns)
+            alone = parts_of(apart, candidate.pp)
+            parts = {name: mean_ns(candidate, ns, alone[name]) for name, ns in parts.items()}
         samples_per_s = training.global_batch / s_from_ns(step_ns)
-        parts = parts_of(timeline, candidate.pp)
         busy = sum(parts[name] for name in ("compute", "recompute"))
         comm = sum(ns for name, ns in parts.items() if name.endswith("_comm_exposed"))
         return Scored(

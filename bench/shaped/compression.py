@@ -29,7 +29,8 @@ from switch import Port
 
 from claw_plan.executor.learn import learn
 from claw_plan.executor.run_files import MEASUREMENTS
-from claw_plan.planner.averaging import averaging, buckets_of
+from claw_plan.planner.averaging import averaging
+from claw_plan.planner.averaging_buckets import buckets_of
 from claw_plan.planner.candidate import parse_fix
 from claw_plan.planner.plan import load_plan, save_plan
 from claw_plan.planner.planned import Planned, open_planned

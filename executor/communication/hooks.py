@@ -67,6 +67,11 @@ class GradientMean:
         self._is_finite: torch.Tensor | None = None
         self._largest: torch.Tensor | None = None
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether the last backward sent what all later ones do."""
+        return self.backwards > self._whole_backwards
+
     def __call__(self, index: int, flat: torch.Tensor) -> torch.Tensor:
         """The mean of a bucket; those of DistributedDataParallel come in order."""
         self.backwards += index == 0

@@ -127,25 +127,44 @@ class ZeroOneAdam(OneBitAdam):
     ) -> None:
         beta1, _ = group["betas"]
         self.means.feedback.pop(f"{bucket.key}.gradients", None)  # of gradients, not of steps
-        parameters: list[torch.Tensor] = list(bucket.parameters)
         rate = self._rate(group, bucket)
         own = bucket.flat(momentum).lerp_(bucket.flat(gradients(bucket)), 1 - beta1)
         away = self._away.get(bucket.key)
         if away is None:
-            met = bucket.flat([parameter.detach() for parameter in parameters])
+            met = bucket.flat([parameter.detach() for parameter in bucket.parameters])
             away = self._away[bucket.key] = _Away(met, torch.zeros_like(met))
         remains = 1 - group["lr"] * group["weight_decay"]
         away.met *= remains
         away.moved.mul_(remains).add_(own * rate, alpha=group["lr"])
         away.rates += group["lr"]
         if self.meets:
-            away.moved = self._mean_of_moves(bucket, away.moved, rate)
-            own = away.moved / (away.rates * rate.where(rate > 0, 1))
-            del self._away[bucket.key]
+            own = self._take_mean(bucket, rate)
         torch._foreach_copy_(momentum, bucket.split(own))
-        correction = 1 - beta1 ** (self.steps_done + 1)
+        self._move(group, bucket, away, self.steps_done + 1)
+
+    def _take_mean(self, bucket: Bucket, rate: torch.Tensor) -> torch.Tensor:
+        """Lets the ranks' moves become their mean; the momentum that would have made it."""
+        away = self._away.pop(bucket.key)
+        away.moved = self._mean_of_moves(bucket, away.moved, rate)
+        return away.moved / (away.rates * rate.where(rate > 0, 1))
+
+    def _move(self, group: dict[str, Any], bucket: Bucket, away: _Away, steps: int) -> None:
+        """Puts the parameters where those moves lead from where the ranks last met."""
+        correction = 1 - group["betas"][0] ** steps
         now = away.met.add(away.moved, alpha=-1 / correction)
+        parameters: list[torch.Tensor] = list(bucket.parameters)
         torch._foreach_copy_(parameters, bucket.split(now))
+
+    @torch.no_grad()
+    def meet(self) -> None:
+        """Lets ranks meet out of turn, where something is kept of them; all call it together."""
+        for group, buckets in zip(self.param_groups, self.buckets, strict=True):
+            for bucket in buckets:
+                away = self._away.get(bucket.key)
+                if away is not None:
+                    own = self._take_mean(bucket, self._rate(group, bucket))
+                    torch._foreach_copy_(self.momentum(bucket), bucket.split(own))
+                    self._move(group, bucket, away, self.steps_done)
 
     def _mean_of_moves(
         self, bucket: Bucket, moved: torch.Tensor, rate: torch.Tensor

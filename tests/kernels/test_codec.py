@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from claw_plan.kernels.codec import CODECS, codec_of
-from claw_plan.profiles.codecs import CODEC_NAMES, LOW_RANK, CodecError, describe_codec
+from claw_plan.profiles.codecs import CODEC_NAMES, LOW_RANK, ZERO_ONE, CodecError, describe_codec
 
 TEXTS = (
     *("none", "none:fp64", "fp16", "fp16:12", "one_bit", "one_bit:l2"),
@@ -27,9 +27,11 @@ def squares(x: Tensor) -> float:
 
 
 def test_the_registry_knows_the_codecs_that_texts_may_name() -> None:
-    assert {*CODECS, LOW_RANK} == set(CODEC_NAMES)
+    assert {*CODECS, LOW_RANK, ZERO_ONE} == set(CODEC_NAMES)
     with pytest.raises(CodecError, match="codec 'low_rank:2' makes no codes"):
         codec_of("low_rank:2")
+    with pytest.raises(CodecError, match="what they send then is one_bit"):
+        codec_of("zero_one")
 
 
 def test_an_unknown_name_is_told() -> None:

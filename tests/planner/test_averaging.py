@@ -1,4 +1,4 @@
-"""Buckets as DistributedDataParallel makes them, and what averaging one takes."""
+"""What averaging a bucket takes."""
 
 from __future__ import annotations
 
@@ -8,52 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from claw_plan.planner.averaging import (
-    AFTER_ALL,
     averaging,
-    buckets_of,
     residual_bytes,
 )
 from claw_plan.planner.candidate import Candidate
-from claw_plan.planner.graph import Parameter
 from claw_plan.planner.low_rank import kernels_ns
 from claw_plan.profiles.codecs import factors_of
 from claw_plan.profiles.coded_means import part_sizes
-
-
-def parameter(name, unit, arrival=0):
-    return Parameter(
-        names=(name,), shape=(1,), dtype="float32", trainable=True, units=(unit,), arrival=arrival
-    )
-
-
-def sizes(*args):
-    """Unit and elements of each bucket."""
-    return tuple(bucket[:2] for bucket in buckets_of(*args))
-
-
-def test_buckets_fill_in_the_order_of_completion():
-    """Last unit first, inside a unit by arrival; full at 40 bytes, that is ten elements."""
-    held = [
-        (parameter("a", 0), 3),
-        (parameter("b", 1, arrival=2), 4),
-        (parameter("c", 1, arrival=1), 9),
-        (parameter("d", 2), 2),
-    ]
-    full_at_40, full_at_4 = (Candidate(bucket_bytes=size) for size in (40, 4))
-    assert sizes(held, range(3), full_at_40, None) == ((1, 11), (AFTER_ALL, 7))
-    assert sizes(held, range(3), full_at_4, None) == ((2, 2), (1, 9), (1, 4), (0, 3))
-    assert sizes([], range(3), full_at_40, None) == ()
-
-
-def test_planned_buckets_hold_parameters_from_the_last_and_wait_for_those_before():
-    """A table that units 0 and 2 use is complete with unit 0, and holds back what follows it."""
-    table = replace(parameter("table", 0), units=(0, 2))
-    held = [(parameter("a", 0), 3), (parameter("b", 1), 4), (table, 5), (parameter("d", 2), 2)]
-    assert sizes(held, range(3), Candidate(buckets=(1, 1, 2)), None) == (
-        (2, 2),
-        (0, 5),
-        (0, 7),
-    )
 
 
 def test_a_codec_has_two_phases(toys):
@@ -98,21 +59,6 @@ def test_between_nodes_a_rank_encodes_a_part_of_its_nodes_sum(toys):
     assert mean.is_waited_for
 
 
-def test_momentum_travels_after_the_backward_in_buckets_of_its_own(toys):
-    """From the first parameter on, full at 25 MiB; plain SGD has none, and sends gradients."""
-    mib = 2**20 // 4
-    held = [
-        (parameter("a", 0), 20 * mib), (parameter("b", 1), 6 * mib), (parameter("c", 2), mib),
-    ]  # fmt: skip
-    one_bit = Candidate(dp_replicate=2, codec="one_bit", bucket_bytes=4, buckets=(2, 1))
-    momentum = ((AFTER_ALL, 26 * mib), (AFTER_ALL, mib))
-    assert sizes(held, range(3), one_bit, "adamw") == momentum
-    assert sizes(held, range(3), one_bit, "sgd") == ((1, 7 * mib), (0, 20 * mib))
-    between = toys.problem(cluster=toys.cluster(devices=1, nodes=2, kind="cpu"))
-    assert averaging(between, one_bit, 20).is_waited_for
-    assert not averaging(between, replace(one_bit, codec="int8"), 20).is_waited_for
-
-
 def test_low_rank_sends_vectors_with_one_factor_and_then_the_other(toys):
     """At rank 2: of 6 x 10 the factors have 12 and 20 elements; a vector of 7 stays whole."""
     shapes = ((7,), (6, 10))
@@ -131,14 +77,25 @@ def test_low_rank_sends_vectors_with_one_factor_and_then_the_other(toys):
     assert [cost.moves[0].algorithm for _, cost in ring.phases] == ["ring"] * 2
 
 
-def test_buckets_tell_low_rank_what_they_consist_of():
-    held = [(replace(parameter("a", 0), shape=(3, 5)), 15), (parameter("b", 1), 1)]
-    low_rank = Candidate(dp_replicate=2, codec="low_rank", bucket_bytes=4)
-    assert buckets_of(held, range(2), low_rank, "adamw") == (
-        (1, 1, ((1,),), 0), (0, 15, ((3, 5),), 0),
-    )  # fmt: skip
-    one = replace(low_rank, bucket_bytes=100)
-    assert buckets_of(held, range(2), one, "adamw") == ((0, 16, ((1,), (3, 5)), 0),)
+def test_momentum_is_waited_for_between_hosts_too(toys):
+    one_bit = Candidate(dp_replicate=2, codec="one_bit")
+    between = toys.problem(cluster=toys.cluster(devices=1, nodes=2, kind="cpu"))
+    assert averaging(between, one_bit, 20).is_waited_for
+    assert not averaging(between, replace(one_bit, codec="int8"), 20).is_waited_for
+
+
+def test_replicas_of_zero_one_adam_send_one_bit_or_nothing(toys):
+    """A step apart moves 68 bytes an element, at 10 a ns; a meeting 60 more than 1-bit Adam's."""
+    problem = toys.problem()
+    candidate = Candidate(dp_replicate=3, codec="zero_one:4")
+    apart = averaging(problem.apart, candidate, 20)
+    assert (apart.phases, apart.last_ns, apart.is_waited_for) == ((), 68 * 20 // 10, True)
+    met, one_bit = (
+        averaging(problem, replace(candidate, codec=codec), 20)
+        for codec in ("zero_one:4", "one_bit")
+    )
+    assert met.phases == one_bit.phases
+    assert met.last_ns - one_bit.last_ns == 60 * 20 // 10
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9))

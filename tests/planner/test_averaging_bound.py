@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from claw_plan.planner.averaging import AFTER_ALL
 from claw_plan.planner.averaging_bound import Averaged, AveragingBounds
+from claw_plan.planner.averaging_buckets import AFTER_ALL
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.score import Scorer
 

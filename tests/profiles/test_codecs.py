@@ -32,6 +32,7 @@ from claw_plan.profiles.codecs import (
         ("int4:64", 65, 44),
         ("int4", 0, 0),
         ("low_rank", 5, 20),
+        ("zero_one", 33, 12),
     ],
 )
 def test_bytes_by_hand(text: str, numel: int, expected: int) -> None:
@@ -83,7 +84,8 @@ def test_a_bucket_sends_thin_factors_and_all_else_whole() -> None:
         ("topk", "codec 'topk': did you mean 'top_k'"),
         (
             "",
-            "codec '': known are fp16, fp8, int4, int8, low_rank, none, one_bit, threshold, top_k",
+            "codec '': known are fp16, fp8, int4, int8, low_rank, none, one_bit, threshold, "
+            "top_k, zero_one",
         ),
         ("top_k:2", "density must be a number from 1e-09 to 1, got '2'"),
         ("top_k:nan", "density must be a number from 1e-09 to 1, got 'nan'"),
@@ -93,6 +95,7 @@ def test_a_bucket_sends_thin_factors_and_all_else_whole() -> None:
         ("one_bit:l3", "scale must be l1 or l2, got 'l3'"),
         ("fp16:200", "exponent must be a whole number from -126 to 126"),
         ("low_rank:0", "rank must be a whole number from 1 to 1024, got '0'"),
+        ("zero_one:3", "longest_away must be a power of two from 1 to 1024, got '3'"),
         ("none:fp32,1", "2 parameters; write none:format"),
     ],
 )
