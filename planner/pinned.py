@@ -21,9 +21,10 @@ MOST_MICROBATCHES = 4096
 CANNOT_ACT = (
     "a schedule is chosen only where pp is above 1, and with one microbatch only one that splits "
     "backwards, which is offered together with recompute only where it is pinned, "
-    "sequence_parallel only where tp is above 1 and divides the sequence, codec and collective "
-    "only where whole replicas meet during backward (fp32, dp_shard=1, pp=1; tp=1 but for fp16, "
-    "fp8, int8 and int4), "
+    "sequence_parallel only where tp is above 1 and divides the sequence, codec only where "
+    "gradients are averaged, collective and codecs of momentum only where whole replicas meet "
+    "during backward (fp32, dp_shard=1, pp=1; algorithms with tp=1, hierarchical with a codec "
+    "between nodes of several replicas each), "
     "recompute_blocks only below the blocks of an even stage, reshard_ranks only as the most "
     "neighbours within a node, blocks_per_group only as "
     f"{', '.join(map(str, BLOCKS_PER_GROUP))} unless pinned, and a step has at most "

@@ -86,9 +86,9 @@ Modelled = Callable[[int, tuple[int, ...], Links], dict[str, float]]
 Found = TypeVar("Found")
 
 
-def all_reduces(size_bytes: int, node_sizes: tuple[int, ...], links: Links) -> dict[str, float]:
+def all_reduces(size_bytes: int, sizes: tuple[int, ...], links: Links) -> dict[str, float]:
     """Of whole numbers."""
-    return {name: time_ns(name, size_bytes, node_sizes, links) for name in ALGORITHMS}
+    return {name: time_ns(name, size_bytes, sizes, links) for name in ALGORITHMS}
 
 
 class Selector:
