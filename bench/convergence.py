@@ -12,6 +12,7 @@ wait for their peers; what a run computes does not depend on its neighbours.
 
 Run: OMP_NUM_THREADS=1 python bench/convergence.py RESULTS.json [--methods adam,one_bit_adam]
      [--seeds 0,1,2] [--steps 2000] [--wave 9]
+     OMP_NUM_THREADS=1 python bench/convergence.py RESULTS.json --methods adam --steps 1000
      python bench/convergence.py RESULTS.json --write docs/compressed_training.md
 """
 
@@ -37,6 +38,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from convergence_methods import METHODS
+from convergence_table import table_of, write_table
 
 from claw_plan.executor.traffic import TrafficCounter
 from claw_plan.profiles.files import write_atomic
@@ -179,48 +181,6 @@ def train_on_rank(
         train_wave(wave, steps, text, results)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def table_of(known: dict[str, dict[str, Any]], steps: int) -> str:
-    """One row for each method that has been run, in the order of METHODS."""
-    lines = [
-        "| method | seeds | final loss | gap to its whole gradients, same seeds | "
-        "MB sent by a rank | fewer | fewer in its last step |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in METHODS}
-    for key, found in known.items():
-        name, seed, ran = key.split(" ")
-        if int(ran) == steps and name in runs:
-            runs[name][int(seed)] = found
-    for name, by_seed in runs.items():
-        whole = runs[METHODS[name].against]
-        seeds = sorted(by_seed.keys() & whole.keys())
-        if seeds:
-            lines.append(_row(METHODS[name].title, [(by_seed[s], whole[s]) for s in seeds]))
-    return "\n".join(lines)
-
-
-def _row(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    losses = [own["loss"] for own, _ in pairs]
-    gap = statistics.mean(losses) / statistics.mean(whole["loss"] for _, whole in pairs) - 1
-    own, whole = pairs[0]
-    last = own["last_step_sent_bytes"]
-    fewer_last = f"{whole['last_step_sent_bytes'] / last:.1f}" if last else "nothing sent"
-    spread = f" ({min(losses):.4f} to {max(losses):.4f})" if len(losses) > 1 else ""
-    return (
-        f"| {title} | {len(pairs)} | {statistics.mean(losses):.4f}{spread} | {gap:+.2%} | "
-        f"{own['sent_bytes'] / 1e6:.1f} | {whole['sent_bytes'] / own['sent_bytes']:.2f} | "
-        f"{fewer_last} |"
-    )
-
-
-def write_table(target: Path, table: str) -> None:
-    """Puts the table between the page's marks."""
-    text = target.read_text()
-    head, _, rest = text.partition("<!-- losses -->")
-    _, _, tail = rest.partition("<!-- /losses -->")
-    write_atomic(target, f"{head}<!-- losses -->\n{table}\n<!-- /losses -->{tail}")
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ LEARNING_RATE = 3e-3
 """AdamW's; others have theirs."""
 
 SGD_RATE, LAMB_RATE = 0.3, 0.03
-"""The best of 0.1, 0.3 and 1, and of 0.01, 0.03 and 0.1, after 500 steps of whole gradients."""
+"""The best of 0.1, 0.3 and 1, and of 0.01 and 0.03, after 400 steps of whole gradients."""
 
 WARMUP_SHARE = 0.15
 """How much of the steps goes before variances are frozen, or densities are at their least."""
@@ -162,21 +162,22 @@ def lamb_of(net: nn.Module, group: dist.ProcessGroup, *, warmup: int) -> Trained
     return model, optimizer
 
 
-def power_sgd(rank: int) -> Make:
+def power_sgd(rank: int, factors: str = "none") -> Make:
     def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
         model, warmup = replicas(net, group), round(WARMUP_SHARE * steps)
-        attach_power_sgd(model, LowRankMean(group, rank), whole_backwards=warmup)
+        attach_power_sgd(model, LowRankMean(group, rank, codec=factors), whole_backwards=warmup)
         return model, adam_w(net)
 
     return make
 
 
-def power_sgd_momentum(rank: int) -> Make:
+def power_sgd_momentum(rank: int, factors: str = "none") -> Make:
     def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
         model, warmup = replicas(net, group), round(WARMUP_SHARE * steps)
         optimizer = PowerSgdAdam(
-            net.parameters(), lr=LEARNING_RATE, rank=rank, warmup_steps=warmup, group=group
-        )
+            net.parameters(), lr=LEARNING_RATE, rank=rank, factors=factors, warmup_steps=warmup,
+            group=group,
+        )  # fmt: skip
         optimizer.attach(model)
         return model, optimizer
 
@@ -217,11 +218,19 @@ METHODS = {
     ),
     "power_sgd": Method(title="PowerSGD, rank 4", make=power_sgd(4)),
     "power_sgd_8": Method(title="PowerSGD, rank 8", make=power_sgd(8)),
+    "power_sgd_16": Method(title="PowerSGD, rank 16", make=power_sgd(16)),
+    "power_sgd_16_int8": Method(
+        title="PowerSGD, rank 16, factors in int8", make=power_sgd(16, "int8:64")
+    ),
     "power_sgd_momentum": Method(
         title="PowerSGD of the momentum, rank 4", make=power_sgd_momentum(4)
     ),
     "power_sgd_momentum_8": Method(
         title="PowerSGD of the momentum, rank 8", make=power_sgd_momentum(8)
+    ),
+    "power_sgd_momentum_16_int8": Method(
+        title="PowerSGD of the momentum, rank 16, factors in int8",
+        make=power_sgd_momentum(16, "int8:64"),
     ),
     "torch_power_sgd": Method(title="PowerSGD, rank 4, torch's hook", make=torch_power_sgd(4)),
     "top_k_momentum": Method(title="top-k .1 % of the momentum", make=momentum("top_k:0.001")),

@@ -43,6 +43,15 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return left @ right.mT
 
 
+def unit_columns(columns: Tensor) -> Tensor:
+    """Each divided by its length, zeros kept: the span is the same.
+
+    From there M Q has columns of lengths σ, in place of σ²: less for the scales of codes to span.
+    """
+    length = columns.norm(dim=0, keepdim=True)
+    return columns / length.where(length > 0, 1)
+
+
 def orthonormal(columns: Tensor) -> Tensor:
     """An orthonormal basis that contains the span of the columns, by Householder reflections.
 

@@ -8,11 +8,18 @@ arithmetic and is as good where neither matters: it keys its state by bucket and
 backwards pass whole so that buckets are final. Vectors, and matrices that two thin ones would not
 make smaller, travel whole.
 
+Both factors may travel through a codec (`codec`): what it does to P only turns the basis, the
+same on all ranks, and a rank of 16 in int8 sends what a rank of 4 sends whole. Errors then are
+what this rank's own factor leaves out, E_i = M_i - P Q_iᵀ. Their mean is the same but for the
+rounding, whereas those of the article differ from rank to rank by sums of all that ever differed,
+which grow without end and would take the codes' precision.
+
 Source: Vogels et al., "PowerSGD", arXiv 1905.13727, algorithms 1 and 2.
 """
 
 # DistributedDataParallel reads a hook's annotations, so they must not be text here.
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,6 +37,7 @@ from claw_plan.kernels.low_rank import (
     orthonormal,
     product,
     project,
+    unit_columns,
 )
 from claw_plan.profiles.codecs import matrix_shape, pays
 from claw_plan.profiles.collective_schedules import Nodes
@@ -38,18 +46,26 @@ ERROR, FACTOR = "error", "factor"
 
 
 class LowRankMean:
-    """Rank-`rank` means of tensors that each keep their number from call to call."""
+    """Rank-`rank` means of tensors that each keep their number from call to call.
+
+    `codec` is that of the factors, one that trains without error feedback: fp16, int8, fp8. With
+    `keeps_errors` off what the rank leaves out is forgotten, for callers that remember it.
+    """
 
     def __init__(
         self,
         group: dist.ProcessGroup,
         rank: int,
         *,
+        codec: str = "none",
+        keeps_errors: bool = True,
         algorithm: str = NATIVE,
         nodes: Nodes | None = None,
     ) -> None:
-        self.means = GroupMean(group, codec_of("none"), algorithm=algorithm, nodes=nodes)
-        self._rank = rank
+        self.means = GroupMean(
+            group, codec_of(codec), algorithm=algorithm, nodes=nodes, keeps_errors=False
+        )
+        self._rank, self._keeps_errors = rank, keeps_errors
         self._errors: dict[int, torch.Tensor] = {}
         self._factors: dict[int, torch.Tensor] = {}
 
@@ -68,10 +84,14 @@ class LowRankMean:
             for (number, _), matrix in zip(matrices, sums, strict=True)
         ]
         lefts = list(map(project, sums, factors))
-        self._average_whole([*dense, *lefts])
+        self._average_factors(lefts, dense)
         lefts = [orthonormal(left) for left in lefts]
         rights = list(map(back_project, sums, lefts))
-        self._average_whole(rights)
+        if not self.means.sends_whole:
+            # Before the means take their place.
+            own = map(product, lefts, rights)
+            sums = [matrix.sub_(part) for matrix, part in zip(sums, own, strict=True)]
+        self._average_factors(rights)
         for (number, gradient), *made in zip(matrices, sums, factors, lefts, rights, strict=True):
             self._take(number, gradient, *made)
 
@@ -86,19 +106,27 @@ class LowRankMean:
     ) -> None:
         """Puts the mean in place; keeps what it leaves out, unless something overflowed."""
         gradient.copy_(product(left, right))
-        rest, factor = matrix.sub_(gradient), right.contiguous()
-        last = self._errors.get(number)
-        restore_unless_finite(rest, rest.new_zeros(()) if last is None else last, rest)
+        if self.means.sends_whole:
+            rest, factor = matrix.sub_(gradient), right.contiguous()
+        else:
+            rest, factor = matrix, unit_columns(right)
         restore_unless_finite(factor, before, factor)
-        self._errors[number], self._factors[number] = rest, factor
+        self._factors[number] = factor
+        if self._keeps_errors:
+            last = self._errors.get(number)
+            restore_unless_finite(rest, rest.new_zeros(()) if last is None else last, gradient)
+            self._errors[number] = rest
 
-    def _average_whole(self, tensors: Sequence[torch.Tensor]) -> None:
-        """In one vector, back into the tensors."""
-        if tensors:
-            flat = self.means.whole(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-            parts = flat.split([tensor.numel() for tensor in tensors])
-            for tensor, part in zip(tensors, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
+    def _average_factors(
+        self, factors: Sequence[torch.Tensor], dense: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """In place, and what is dense as it is; elements of a column lie together on the wire."""
+        columns = [factor.mT for factor in factors]
+        if self.means.sends_whole:
+            _average([*dense, *columns], self.means.whole)
+        else:
+            _average(dense, self.means.whole)
+            _average(columns, partial(self.means.compressed, "factors"))
 
     def _with_error(self, number: int, gradient: torch.Tensor) -> torch.Tensor:
         error = self._errors.get(number)
@@ -121,6 +149,17 @@ class LowRankMean:
             kind, _, number = name.partition(".")
             kept = self._errors if kind == ERROR else self._factors
             kept[int(number)] = tensor.clone()
+
+
+def _average(
+    tensors: Sequence[torch.Tensor], mean: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """In one vector, back into the tensors."""
+    if tensors:
+        flat = mean(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 class LowRankBuckets(GroupMean):

@@ -13,6 +13,7 @@ from claw_plan.kernels.low_rank import (
     orthonormal,
     product,
     project,
+    unit_columns,
 )
 
 
@@ -70,6 +71,12 @@ def test_a_gradient_of_zeros_gives_zeros() -> None:
     zeros = torch.zeros(6, 4)
     back = approximation(zeros, 2, steps=2)
     assert back.isfinite().all() and not back.any()
+
+
+def test_columns_of_unit_length_and_zeros() -> None:
+    columns = torch.tensor([[3.0, 0.0, 1e-15], [4.0, 0.0, 0.0]])
+    expected = torch.tensor([[0.6, 0.0, 1.0], [0.8, 0.0, 0.0]])
+    torch.testing.assert_close(unit_columns(columns), expected)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])

@@ -161,6 +161,18 @@ def low_rank() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def coded_low_rank() -> dict[str, Any]:
+    """A hundred rounds of factors in fp16: what came, what went in, and what this rank keeps."""
+    own, means = dist.get_rank(), LowRankMean(world(), 2, codec="fp16")
+    came, went = torch.zeros(12, 30), torch.zeros(12, 30)
+    for step in range(100):
+        gradient = vector(own, step, 360).view(12, 30).float()
+        went += gradient
+        means.average([0], [gradient])
+        came += gradient
+    return {"came": came, "went": went, "error": means.rank_state()["error.0"]}
+
+
 def hooked_low_rank() -> dict[str, Any]:
     """Gradients of four backwards, two of them whole, and the bytes of the last."""
     torch.manual_seed(0)
@@ -182,7 +194,7 @@ def hooked_low_rank() -> dict[str, Any]:
 
 CASES: tuple[Callable[[], dict[str, Any]], ...] = (
     sums_of_means, means_of_parts, reduced_shards, kept_errors, hooked_gradients, with_momentum,
-    low_rank, hooked_low_rank,
+    low_rank, coded_low_rank, hooked_low_rank,
 )  # fmt: skip
 
 

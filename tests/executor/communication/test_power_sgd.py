@@ -48,4 +48,18 @@ def test_it_begins_after_the_whole_backwards_and_sends_thin_matrices(hooked: Fou
     for rank in hooked:
         assert torch.equal(rank["hooked_low_rank"]["gradients"][3], low["gradients"][3])
     # Biases of 30 and 10; two columns for each side of 30 x 20 and 10 x 30, in fp32.
-    assert low["moved"] == [(3, 4 * (30 + 10 + 2 * (30 + 20) + 2 * (10 + 30)))]
+    assert low["moved"] == [(2, 4 * (30 + 10 + 2 * (30 + 20) + 2 * (10 + 30)))]
+
+
+def test_errors_of_coded_factors_stay_small_and_lose_only_what_is_rounded(hooked: Found) -> None:
+    found = [rank["coded_low_rank"] for rank in hooked]
+    came, went, error = (
+        torch.stack([one[name] for one in found]).mean(0) for name in ("came", "went", "error")
+    )
+    for one in found:
+        assert torch.equal(one["came"], found[0]["came"])
+        # As the article keeps them, this rank's would have all that it ever differed by.
+        assert one["error"].norm() < 0.5 * (one["went"] - one["came"]).norm()
+    # A hundred roundings to 11 bits, half of them up.
+    assert (came - (went - error)).norm() < 100**0.5 * 2**-11 * error.norm()
+    assert not torch.equal(came, went - error)

@@ -101,8 +101,68 @@ def one_bit_and_its_limit() -> dict[str, Any]:
 
 
 def power_sgd() -> dict[str, Any]:
-    seen, losses = trained(attached(PowerSgdAdam, warmup_steps=10, rank=4), 40)
-    return {"seen": seen, "losses": losses}
+    found = {}
+    for factors in ("none", "int8"):
+        make = attached(PowerSgdAdam, warmup_steps=10, rank=4, factors=factors)
+        seen, losses = trained(make, 40)
+        found[factors] = {"seen": seen, "losses": losses}
+    return found | {"peer": power_sgd_peer(18, 10)}
+
+
+def power_sgd_peer(steps: int, warmup: int) -> list[torch.Tensor]:
+    """The momentum of rank 4 once more: every rank plays all, layer by layer, projectors in fp64.
+
+    A projector onto the span of M Q in place of a basis: P Pᵀ, whatever P.
+    """
+    ranks, seen = dist.get_world_size(), []
+    net = net_of()
+    generators = [generator_of(rank) for rank in range(ranks)]
+    layers = [
+        {
+            "p": p, "own": torch.zeros(ranks, *p.shape), "common": torch.zeros_like(p),
+            "v": torch.zeros_like(p), "right": None,
+        }
+        for p in net.parameters()
+    ]  # fmt: skip
+    for step in range(1, steps + 1):
+        for rank, generator in enumerate(generators):
+            backward(net, generator)
+            for layer in layers:
+                layer["own"][rank].lerp_(layer["p"].grad, 0.1)
+        for number, layer in enumerate(layers):
+            _play(layer, number, step, warmup)
+        seen.append(flat(net))
+    return seen
+
+
+@torch.no_grad()
+def _play(layer: dict[str, Any], number: int, step: int, warmup: int) -> None:
+    """One step of one layer from all ranks' momenta, which have the step's gradients already."""
+    mean, common = layer["own"].mean(0), layer["common"]
+    if step <= warmup:
+        gradient = (mean - 0.9 * common) / 0.1
+        layer["v"] = 0.999 * layer["v"] + 0.001 * gradient**2
+        layer["own"][:] = mean
+    count = min(step, warmup)
+    rate = 1 / ((layer["v"] / (1 - 0.999**count)).sqrt() + 1e-8)
+    rate = rate.where(layer["v"] > 0, 0)
+    change = (mean - common) * rate
+    if step > warmup and change.dim() == 2:
+        start = torch.randn(
+            change.shape[1],
+            4,
+            generator=torch.Generator().manual_seed(number),
+            dtype=torch.float64,
+        )
+        right = start if layer["right"] is None else layer["right"]
+        u, values, _ = torch.linalg.svd(change.double() @ right, full_matrices=False)
+        left = u[:, values > 1e-12 * values.max()]
+        # The same columns that a QR would give, up to a rotation: only their span goes on.
+        layer["right"] = change.double().mT @ left
+        change = (left @ left.mT @ change.double()).float()
+    common += torch.where(rate > 0, change / rate.where(rate > 0, 1), 0)
+    layer["p"] *= 1 - RATE * 0.01
+    layer["p"] -= RATE / (1 - 0.9**step) * common * rate
 
 
 def lamb() -> dict[str, Any]:
@@ -147,7 +207,7 @@ def resumed() -> dict[str, Any]:
     for name, make in {
         "one_bit": attached(OneBitAdam, warmup_steps=5),
         "zero_one": attached(ZeroOneAdam, warmup_steps=9, variance_repeats=2, longest_away=2),
-        "power_sgd": attached(PowerSgdAdam, warmup_steps=5, rank=2),
+        "power_sgd": attached(PowerSgdAdam, warmup_steps=5, rank=2, factors="int8"),
         "lamb": attached(OneBitLamb, warmup_steps=5),
     }.items():
         model, optimizer = make(net_of())
