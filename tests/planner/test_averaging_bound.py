@@ -54,3 +54,18 @@ def test_averages_at_the_end_of_a_pipeline_count_too(toys, monkeypatch):
     monkeypatch.setattr(AveragingBounds, "buckets", lambda *_: ())
     averaged_ns = found - scorer.bounds.streams_ns(replicas, path)
     assert averaged_ns == 5_000 + 1_000 * 4 * (3 * 64 + 512 + 4) - 1  # rounded down
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp_replicate": 2}, {"dp_shard": 2}, {"pp": 2}])
+@pytest.mark.parametrize("codec", ["int8", "fp16"])
+def test_where_sequences_are_shared_codes_are_bound_too(toys, axes, codec):
+    """Ranks of cp share states: their reductions are codes without replicas, whole with them."""
+    graph = replace(toys.graph(layers=4, width=64), cp=2, cp_comm_type="all_gather")
+    problem = toys.problem(graph, toys.cluster(nodes=2, devices=2), global_batch=8)
+    scorer, candidate = Scorer(problem), Candidate(cp=2, codec=codec, **axes)
+    path = scorer.bounds.stage_path(candidate)
+    simulated = scorer.step_time_ns(candidate, path.cuts)
+    bound = max(
+        scorer.bounds.candidate_ns(candidate, path), scorer.bounds.streams_ns(candidate, path)
+    )
+    assert 0.6 * simulated < bound <= simulated
