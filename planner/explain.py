@@ -61,7 +61,7 @@ def reasons(scorer: Scorer, found: Searched, best: Scored) -> Iterator[str]:
     yield from _device_order(scorer.problem, best.candidate)
     yield from _other_cuts(found)
     yield from found.said
-    yield from compression_said(scorer, best)
+    yield from compression_said(scorer, best, found.space.codecs)
     yield from asynchronous_said(scorer, best)
     yield binds(best)
 

@@ -110,6 +110,14 @@ def format_bytes(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def format_bits_per_s(bytes_per_s: float) -> str:
+    """A link's rate for people, to three digits: '12.5 Gbit/s', '3,600 Gbit/s'."""
+    rate = 8 * bytes_per_s
+    unit = next((unit for unit in ("Gbit", "Mbit", "Kbit") if rate >= 0.9995 * _BITS[unit]), "bit")
+    value = rate / _BITS[unit]
+    return f"{float(f'{value:.3g}'):,.10g} {unit}/s"
+
+
 def format_ns(time_ns: float) -> str:
     """A duration for people, to three digits: '41.7 ms', '3.20 s', '80.0 us'."""
     for unit, factor in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US)):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.units import (
     GIB,
+    format_bits_per_s,
     format_bytes,
     format_ns,
     gib,
@@ -94,6 +95,10 @@ def test_sizes_and_times_for_people() -> None:
     assert format_ns(120_400_000_000) == "120 s"
     assert format_ns(80_000) == "80.0 us"
     assert format_ns(12) == "12 ns"
+    assert format_bits_per_s(12.5e9) == "100 Gbit/s"
+    assert format_bits_per_s(450e9) == "3,600 Gbit/s"
+    assert format_bits_per_s(3.14159e8) == "2.51 Gbit/s"
+    assert format_bits_per_s(100) == "800 bit/s"
 
 
 @given(st.integers(1, 10**15))
