@@ -162,8 +162,8 @@ def with_asynchronous(
     limit = found.times_ns[found.ranked[0][0]] if found.ranked and objective is None else None
     try:
         other = search_asynchronous(scorer, fix, limit_ns=limit, objective=objective)
-    except PlanError:  # pinned knobs leave no pipeline, or shards alone
-        return found
+    except PlanError as error:  # pinned knobs leave no pipeline, or shards alone
+        return replace(found, said=(*found.said, f"--asynchronous brings no plan: {error}"))
 
     def value(choice: Choice) -> int:
         time_ns = times_ns[choice[0]]

@@ -77,12 +77,12 @@ class ContextSearch:
             return self._other_kind(scorer, found)
         if "cp" in self.fix or not self._may_gain(scorer.problem, found):
             return scorer, found
-        tried: list[int] = []
+        tried, said = list[int](), found.said
         for degree in self._degrees(scorer.problem):
             better = self._better(scorer, found, degree)
             tried.append(degree)
             scorer, found = better or (scorer, found)
-        return scorer, replace(found, said=(*found.said, *self._said(scorer.problem, tried)))
+        return scorer, replace(found, said=(*said, *self._said(scorer.problem, tried)))
 
     def _said(self, problem: Problem, tried: Sequence[int]) -> Iterator[str]:
         """What was looked at, for people."""

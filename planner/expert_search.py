@@ -7,7 +7,7 @@ the pp of the best plan only, if there is one, and what is best there is proven 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,13 +47,17 @@ def search_experts(
     best = found.ranked[0] if found.ranked else None
     is_large = problem.cluster.num_devices > MOST_DEVICES
     near = {"pp": best[0].pp} if best and is_large else {}
-    whole_ns, tried = limit_of(found), []
+    whole_ns, tried, passed_over = limit_of(found), list[int](), dict[int, str]()
+    said = found.said
     limit = limit_of(found) if objective is None else None
     for ep in _degrees(problem, near):
         other = Scorer(problem.for_ep(ep))
         try:
             space = Space(other.problem, {**fix, **near, "ep": ep}, codecs)
-        except PlanError:  # what is pinned is not proven together with ep
+            if not len(space.table):
+                raise PlanError(space.explain_empty())
+        except PlanError as error:  # what is pinned is not proven together with ep
+            passed_over[ep] = str(error)
             continue
         tried.append(ep)
         shared = search_space(other, space, limit_ns=limit, objective=objective)
@@ -66,10 +70,7 @@ def search_experts(
     where = f"pp={near['pp']}" if near else "every pp"
     return scorer, replace(
         found,
-        said=(
-            *found.said,
-            _said(found, tried, whole_ns, where),
-        ),
+        said=(*said, _said(found, tried, whole_ns, where), *_not_offered(passed_over)),
     )
 
 
@@ -91,6 +92,13 @@ def _said(found: Searched, tried: Sequence[int], whole_ns: int | None, where: st
         f"{ep} ranks share the experts of a layer: {format_ns(time_ns)} a step, with whole "
         f"experts {whole} ({searched})"
     )
+
+
+def _not_offered(passed_over: Mapping[int, str]) -> Iterator[str]:
+    """Which degrees were passed over, and why the least of them was."""
+    if passed_over:
+        degrees, why = ", ".join(map(str, passed_over)), next(iter(passed_over.values()))
+        yield f"ep={degrees} not offered: {why.removeprefix('--fix ')}"
 
 
 def _degrees(problem: Problem, near: Mapping[str, int]) -> list[int]:

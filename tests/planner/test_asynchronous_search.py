@@ -68,7 +68,10 @@ def test_it_is_offered_only_where_it_is_allowed(toys):
     assert set(found.ranked) < set(allowed.ranked)
     times = [allowed.times_ns[choice[0]] for choice in allowed.ranked]
     assert times == sorted(times)
-    assert with_asynchronous(scorer, found, {"dp_shard": 2}) is found
+    refused = with_asynchronous(scorer, found, {"dp_shard": 2})
+    assert refused == replace(found, said=refused.said)
+    [said] = refused.said
+    assert said.startswith("--asynchronous brings no plan: --fix schedule=PipeDream2BW keeps two")
 
 
 def test_pinned_knobs_that_leave_no_such_plan_are_told(toys):

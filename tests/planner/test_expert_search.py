@@ -104,3 +104,11 @@ def test_a_pinned_number_is_kept(toys: Any) -> None:
     assert pinned_experts(problem, {"ep": 2}).graph.ep == 2
     with pytest.raises(PlanError, match="--fix ep=3: a layer has 4 experts"):
         pinned_experts(problem, {"ep": 3})
+
+
+def test_degrees_that_pinned_knobs_forbid_are_told_with_why(toys: Any) -> None:
+    problem = problem_of(toys, "float32", "cuda")
+    _, found = searched(problem, {**FEWER, "dp_shard": 1, "dp_replicate": 1})
+    stays, refused = found.said
+    assert stays == "experts stay whole on every rank (none offered)"
+    assert refused.startswith("ep=2, 4 not offered: ")
