@@ -1,14 +1,17 @@
 """Steps of a model that train nothing become the ready times of its gradients, and what follows.
 
-`planner.bucket_plan` and `bucket_order` cut and order buckets by them; where nothing is recorded
-`planner.bucket_choice` reads them off a simulated step.
+`planner.bucket_plan` and `bucket_order` cut and order buckets by them. A run of `claw-plan`
+records them at its end, beside the traffic of its own buckets; the profile that learns from it
+keeps them for planning (`planner.gradient_times`).
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,6 +20,12 @@ import torch.nn as nn
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.planner.bucket_order import NextStep
 from claw_plan.planner.bucket_plan import Gradients
+
+if TYPE_CHECKING:
+    from claw_plan.executor.parallel_model import ParallelModel
+
+REPEATS = 3
+"""Steps of a run's end whose median counts."""
 
 Backward = Callable[[], object]
 """Forward and backward of the module without any synchronisation of gradients."""
@@ -113,3 +122,30 @@ def record_next(
         update_ns=tuple(update_ns * p.numel() // total for p in trained),
         forward_ns=forward_ns,
     )
+
+
+def record_gradients(
+    compiled: ParallelModel, microbatch: Mapping[str, torch.Tensor]
+) -> dict[str, int]:
+    """When each trained parameter's gradient is complete, by its name, as replicas meet.
+
+    Nothing where something else than whole replicas' gradients meets in backward, or where it may
+    miss some. Gradients are left cleared; call it when all is trained and saved.
+    """
+    knobs, module = compiled.knobs, compiled.module
+    is_plain = knobs.reduces_in_backward and knobs.num_devices == knobs.dp_replicate
+    is_plain = is_plain and compiled.exchange is None and compiled.overlap is None
+    if not is_plain or compiled.unreached or knobs.recompute != "none":
+        return {}
+    if compiled.plan.training.precision != "float32":
+        return {}
+
+    def step() -> None:
+        compiled.share_of_loss(module(**microbatch), 1).backward()
+
+    ahead = compiled.next_forward
+    with nullcontext() if ahead is None else ahead.step(defers=False):
+        found = record_ready(module, step, REPEATS, compiled.mesh.group("dp_replicate"))
+    names = {id(parameter): name for name, parameter in compiled.parameters.items()}
+    trained = [p for p in module.parameters() if p.requires_grad][::-1]
+    return {names[id(p)]: ns for p, ns in zip(trained, found.ready_ns, strict=True)}

@@ -68,12 +68,14 @@ def with_planned_buckets(
     planned = replace(candidate, buckets=runs.counts(plan_buckets(runs.gradients, cost).sizes))
     before_ns = scorer.step_time_ns(candidate, cuts)
     after_ns = scorer.step_time_ns(planned, cuts)
-    if _may_order(scorer.problem, candidate, own_optimizer=own_optimizer):
-        found = ordered_buckets(runs.gradients, runs.following, cost)
-        ordered = replace(candidate, buckets=runs.counts(found.sizes), bucket_order=found.order)
+    alike = candidate if "collective" in fix else replace(candidate, collective="auto")
+    if _may_order(scorer.problem, alike, own_optimizer=own_optimizer):
+        found = ordered_buckets(runs.gradients, runs.following, cost_of(scorer.problem, alike))
+        sizes = runs.counts(found.sizes)
+        ordered = replace(alike, buckets=sizes, bucket_order=found.order)
         ordered_ns = scorer.step_time_ns(ordered, cuts)
         if ordered_ns <= (1 - LEAST_GAIN) * min(before_ns, after_ns):
-            said = _said_of_order(len(ordered.buckets), ordered_ns, min(before_ns, after_ns))
+            said = _said_of_order(len(sizes), ordered_ns, min(before_ns, after_ns))
             return BucketChoice(choice=(ordered, cuts), sentences=(said,))
     if after_ns > (1 - LEAST_GAIN) * before_ns:
         return BucketChoice(choice=choice)
