@@ -43,4 +43,6 @@ def codec_of(text: str) -> Codec:
         raise CodecError(f"codec {text!r} makes no codes: PowerSGD all-reduces thin matrices")
     if descriptor.name == ZERO_ONE:
         raise CodecError(f"codec {text!r} says when ranks meet; what they send then is one_bit")
-    return CODECS[descriptor.name](**descriptor.parameters)
+    # Momentum is kept before a codec, by who calls it (`momentum_correction`).
+    own = {name: value for name, value in descriptor.parameters.items() if name != "momentum"}
+    return CODECS[descriptor.name](**own)

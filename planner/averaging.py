@@ -37,6 +37,11 @@ FEEDBACK_BYTES = 24
 """Bytes moved for each element around an encoding with error feedback: gradient and residual are
 read and their sum written, then sum and decoded codes are read and the new residual written."""
 
+CORRECTED_BYTES = 40
+"""The same where momentum is kept in the residual's place: velocity decays (8) and takes the
+gradient (12), what was not sent takes the velocity (12), and the gradient is looked at twice for
+what is not finite (8). Counted from kernels.momentum_correction."""
+
 MEAN_BYTES = 12
 """The same for adding a decoded part to those before: two read, one written, in fp32."""
 
@@ -195,7 +200,7 @@ def codec_works(
     own = max(part_sizes(elements, ranks))
     server_bytes = ranks * (codec.decode_bytes + MEAN_BYTES) + CAST_BYTES + encode_bytes
     moved = {
-        "encode": (before + encode_bytes) * elements,
+        "encode": (before + _worker_bytes(codec)) * elements,
         "mean": server_bytes * own,
         "decode": (codec.decode_bytes + CAST_BYTES + after) * elements,
     }
@@ -246,6 +251,11 @@ def encoding_bytes(codec: CodecDescriptor) -> float:
     return codec.encode_bytes + codec.decode_bytes + FEEDBACK_BYTES
 
 
+def _worker_bytes(codec: CodecDescriptor) -> float:
+    """The same where gradients come from the backward: momentum may be kept before the codec."""
+    return codec.encode_bytes + CORRECTED_BYTES if codec.momentum else encoding_bytes(codec)
+
+
 def scattering(
     problem: Problem, codec_text: str, elements: int, ranks: int, nodes: int
 ) -> Averaging:
@@ -282,4 +292,5 @@ def residual_bytes(problem: Problem, candidate: Candidate, elements: int) -> int
         nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
         # What a rank encodes is a part of its node's sum.
         elements, ranks = max(part_sizes(elements, ranks // nodes)), nodes
-    return codec.state_bytes(elements) + codec.state_bytes(-(-elements // ranks))
+    velocity = STORED_BYTES * elements if codec.momentum else 0
+    return velocity + codec.state_bytes(elements) + codec.state_bytes(-(-elements // ranks))

@@ -14,7 +14,7 @@ from claw_plan.planner.averaging_buckets import Bucket, buckets_of
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.memory_states import WHOLE, kind_of
 from claw_plan.planner.placement import group_nodes
-from claw_plan.planner.problem import Problem
+from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.shards import local_numel
 from claw_plan.planner.supported import (
     ALGORITHMS,
@@ -23,7 +23,7 @@ from claw_plan.planner.supported import (
     refusal,
     sends_codes,
 )
-from claw_plan.profiles.codecs import LOW_RANK, ZERO_ONE
+from claw_plan.profiles.codecs import LOW_RANK, ZERO_ONE, describe_codec
 
 BUCKETS = (25_000_000, 5_000_000, 10_000_000, 50_000_000, 100_000_000)
 """Values of bucket_bytes, the usual one first; of those that make the same buckets, one."""
@@ -42,6 +42,20 @@ def encodes_anywhere(problem: Problem, codec: str) -> bool:
     copies = problem.trainer.keeps_compute_copy
     of_gradients = codec.partition(":")[0] not in (LOW_RANK, *OF_MOMENTUM)
     return of_gradients and not copies and problem.training.precision != "float16"
+
+
+def goes_with(training: Training, codec: str) -> bool:
+    """Whether the codec goes with optimizer and clipping, which no candidate says.
+
+    0/1 Adam is one, the momentum that a sparse codec keeps is SGD's, and no rank has the mean
+    gradient whose norm is clipped where momentum travels.
+    """
+    name = codec.partition(":")[0]
+    if name == ZERO_ONE and training.optimizer != "adamw":
+        return False
+    if describe_codec(codec).momentum and training.optimizer != "sgd":
+        return False
+    return training.clip_norm is None or name not in OF_MOMENTUM
 
 
 class AveragingChoices:
@@ -67,7 +81,7 @@ class AveragingChoices:
                 {"bucket_bytes": size, "collective": algorithm, "codec": codec}
                 for size in self._bucket_sizes(base)
                 for codec in self._codecs
-                if self._trains(codec)
+                if goes_with(self._problem.training, codec)
                 for algorithm in self._algorithms(base, codec)
             ]
         else:
@@ -79,13 +93,6 @@ class AveragingChoices:
             if all(self._pinned(name, value) for name, value in choice.items())
             and not refusal(replace(base, **choice))
         ]
-
-    def _trains(self, codec: str) -> bool:
-        """Whether the codec goes with clipping and the optimizer, which no candidate says."""
-        name, training = codec.partition(":")[0], self._problem.training
-        if name == ZERO_ONE and training.optimizer != "adamw":
-            return False
-        return training.clip_norm is None or name not in OF_MOMENTUM
 
     def _algorithms(self, base: Candidate, codec: str) -> list[str]:
         """The library's own, and those by messages where that pays on shaped links: between hosts.

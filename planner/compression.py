@@ -75,9 +75,10 @@ def _why_chosen(scorer: Scorer, best: Scored) -> str:
     plain_ns = scorer.step_time_ns(with_codec(best.candidate, "none"), best.cuts)
     ratio = plain_ns / best.step_time_ns
     verdict = "pays" if _to_loss(codec, best.step_time_ns) < plain_ns else "does not pay"
+    step = f"{format_ns(best.step_time_ns)}{_kinds_said(scorer, best)}"
     return (
-        f"{codec} {verdict}: a step takes {format_ns(best.step_time_ns)}{_kinds_said(scorer, best)}, "
-        f"without it {format_ns(plain_ns)} ({ratio:.2f} x), {_cost_said(codec)}"
+        f"{codec} {verdict}: a step takes {step}, without it "
+        f"{format_ns(plain_ns)} ({ratio:.2f} x), {_cost_said(codec)}"
         f"{_edge_said(scorer, best, codec)}"
     )
 

@@ -24,7 +24,7 @@ from claw_plan.planner.supported import OF_MOMENTUM, nodes_refusal, refusal
 from claw_plan.planner.vocabulary_parallel import STYLES
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping
-from claw_plan.profiles.codecs import LOW_RANK, ZERO_ONE
+from claw_plan.profiles.codecs import LOW_RANK, ZERO_ONE, describe_codec
 
 
 def check_plan(plan: Plan, where: str) -> Candidate:
@@ -109,15 +109,18 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
         yield "candidate.buckets act where dp_replicate is over 1, dp_shard and pp are 1"
     if candidate.bucket_order:
         yield from _bucket_order(plan, candidate)
-    precision, codec = plan.training.precision, candidate.codec.partition(":")[0]
+    precision, optimizer = plan.training.precision, plan.training.optimizer
+    codec = candidate.codec.partition(":")[0]
     of_replicas = candidate.collective != "auto" or codec in (*OF_MOMENTUM, LOW_RANK)
     if precision != "float32" and of_replicas:
         yield (
             "candidate.collective, low_rank, and codecs that carry momentum, act in float32; "
             "gradients of lower precisions are sharded"
         )
-    if codec == ZERO_ONE and plan.training.optimizer != "adamw":
+    if codec == ZERO_ONE and optimizer != "adamw":
         yield "candidate.codec zero_one sends what AdamW moves; train with optimizer adamw"
+    if not reason and describe_codec(candidate.codec).momentum and optimizer != "sgd":
+        yield f"candidate.codec {candidate.codec} keeps the momentum of sgd; train with it"
     if precision == "float16" and codec != "none":
         yield (
             "candidate.codec keeps what it has not sent, which would be in units of a loss scale "

@@ -60,6 +60,11 @@ class CodecDescriptor:
     """Steps until the same loss, as a multiple of those without a codec."""
     payload_bytes: Callable[[int], int]
 
+    @property
+    def momentum(self) -> float:
+        """What a sparse codec keeps of SGD's momentum before it selects; 0 for none."""
+        return float(self.parameters.get("momentum", 0.0))
+
     def wire_bytes(self, numel: int) -> int:
         """Bytes of the codes of so many elements; of `threshold` the most they can be."""
         if not numel:
@@ -189,6 +194,10 @@ def _block(default: int) -> _Parameter:
     return _power("block", default, 8, 4096)
 
 
+_MOMENTUM = _number("momentum", 0.0, float, 0.0, 0.999)
+"""Of SGD, kept on each rank before the codec: Deep Gradient Compression's. 0 for none."""
+
+
 def _blocks(numel: int, block: int) -> int:
     return -(-numel // block)
 
@@ -231,8 +240,8 @@ _FORMS: Mapping[str, _Form] = MappingProxyType(
         # Selecting reads all about four times (radix select by bytes of the magnitude), then
         # once more to collect.
         "top_k": _Form(
-            (_number("density", 0.001, float, 1e-9, 1.0),),
-            lambda numel, density: PAIR_BYTES * kept_elements(density, numel),
+            (_number("density", 0.001, float, 1e-9, 1.0), _MOMENTUM),
+            lambda numel, density, momentum: PAIR_BYTES * kept_elements(density, numel),
             encode_bytes=20,
             decode_bytes=4,
             # bench/convergence.py, density .001: as far in 2,000 steps as AdamW in 700.
@@ -250,8 +259,8 @@ _FORMS: Mapping[str, _Form] = MappingProxyType(
             step_penalty=1.19,
         ),
         "threshold": _Form(
-            (_number("threshold", None, float, 0.0, 3e38),),
-            lambda numel, threshold: PAIR_BYTES * numel,
+            (_number("threshold", None, float, 0.0, 3e38), _MOMENTUM),
+            lambda numel, threshold, momentum: PAIR_BYTES * numel,
             encode_bytes=8,
             decode_bytes=4,
         ),

@@ -34,6 +34,10 @@ def test_the_registry_knows_the_codecs_that_texts_may_name() -> None:
         codec_of("zero_one")
 
 
+def test_momentum_is_kept_before_the_codec() -> None:
+    assert codec_of("top_k:0.01,0.9") == codec_of("top_k:0.01")
+
+
 def test_an_unknown_name_is_told() -> None:
     with pytest.raises(CodecError, match="codec 'onebit': did you mean 'one_bit'"):
         codec_of("onebit")

@@ -118,6 +118,18 @@ def test_error_feedback_keeps_a_residual_at_the_worker_and_one_at_the_server(toy
     assert kept == 4 * 80 + 4 * 40
 
 
+def test_momentum_before_a_sparse_codec_takes_a_velocity_and_its_passes(toys):
+    """Encoding moves 20 bytes an element and the correction 40; the server's has plain errors."""
+    problem, corrected = toys.problem(), Candidate(dp_replicate=4, codec="top_k:0.1,0.9")
+    plain = replace(corrected, codec="top_k:0.1")
+    kept = [residual_bytes(problem, one, 100) for one in (corrected, plain)]
+    assert kept == [4 * 100 + 4 * 100 + 4 * 25, 4 * 100 + 4 * 25]
+    sgd = replace(problem, training=replace(problem.training, optimizer="sgd"))
+    phases = [averaging(sgd, one, 100).phases for one in (corrected, plain)]
+    assert phases[0][0].kernels_ns == 100 * (20 + 40) // 10
+    assert phases[0][1] == phases[1][1] and phases[0][0].cost == phases[1][0].cost
+
+
 def test_the_library_averages_beside_the_computation(toys):
     """5 us and 4 bytes an element at 1e6 bytes/s; nobody to meet, nothing to do."""
     mean = averaging(toys.problem(), Candidate(dp_replicate=2), 10)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.compression import compression_said
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.space import Space
 from claw_plan.planner.zero_one import AWAY_BYTES, is_zero_one, longest_away, mean_ns
+from claw_plan.profiles.units import format_ns
 
 MEETS = Candidate(dp_replicate=2, codec="zero_one:8")
 
@@ -34,6 +36,9 @@ def test_a_step_takes_the_mean_and_parts_add_up_to_it(toys):
     bounds = scorer.bounds
     assert bounds.candidate_ns(MEETS, path) <= result.step_time_ns
     assert bounds.candidate_ns(MEETS, path) > 0.9 * result.step_time_ns
+    (said,) = compression_said(scorer, result)
+    meeting = format_ns(result.timeline.step_time_ns)
+    assert f" on average ({meeting} where replicas meet, one of 8 steps, and " in said
 
 
 def test_weights_moves_and_rates_are_kept_beside_one_bits_errors(toys):

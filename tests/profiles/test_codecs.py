@@ -53,6 +53,14 @@ def test_parameters_have_the_names_of_the_codecs_fields() -> None:
     }
 
 
+def test_sparse_codecs_may_keep_momentum() -> None:
+    assert describe_codec("top_k:0.01,0.9").momentum == 0.9
+    assert describe_codec("top_k:0.01,0.9").wire_bytes(1000) == 8 * 10
+    assert describe_codec("top_k").momentum == describe_codec("int8").momentum == 0
+    with pytest.raises(CodecError, match="momentum must be a number from 0 to 0.999, got '1'"):
+        describe_codec("threshold:0.1,1")
+
+
 def test_shares_are_those_of_the_decimal_number() -> None:
     # 0.07 · 100 is 7.000000000000001 in floating point.
     assert kept_elements(0.07, 100) == 7
