@@ -19,13 +19,20 @@ from torch import Tensor
 from claw_plan.kernels.codec import Codec, CodecError
 
 
+def largest_magnitude(flat: Tensor) -> Tensor:
+    """Of the elements, 0 of none; not finite where one of them is not."""
+    if not flat.numel():
+        return flat.new_zeros(())
+    # One pass where abs() and isfinite() write all elements, or a mask of them, to be read again.
+    least, most = torch.aminmax(flat)
+    return torch.maximum(-least, most)
+
+
 def restore_unless_finite(state: Tensor, before: Tensor, judged: Tensor) -> None:
     """Writes `before` over `state` unless all of `judged` is finite."""
     if not judged.numel():
         return
-    # One pass where isfinite() writes a mask of all elements and reads it again.
-    least, most = torch.aminmax(judged)
-    finite = least.isfinite() & most.isfinite()
+    finite = largest_magnitude(judged).isfinite()
     if state.device.type != "cpu":
         # Without asking the device, which would wait for it.
         torch.where(finite, state, before, out=state)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from claw_plan.executor.communication.group_mean import GroupMean, bucket_key
 from claw_plan.executor.gradients import buckets, local_gradient
+from claw_plan.kernels.error_feedback import largest_magnitude
 from claw_plan.kernels.fp16_scale import Fp16Scale
 
 Mean = Callable[[int, torch.Tensor], torch.Tensor]
@@ -80,10 +81,10 @@ class GradientMean:
             return self.means.whole(flat)
         if self.scale is not None:
             self.means.codec = self.scale.codec
-            largest = flat.detach().abs().amax().float()
+            largest = largest_magnitude(flat.detach()).float()
             self._largest = largest if self._largest is None else largest.maximum(self._largest)
         mean = self.means.compressed(bucket_key(index), flat)
-        finite = mean.isfinite().all()
+        finite = largest_magnitude(mean).isfinite()
         self._is_finite = finite if self._is_finite is None else self._is_finite & finite
         return mean
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from claw_plan.kernels.codec import CodecError, codec_of
-from claw_plan.kernels.error_feedback import ErrorFeedback
+from claw_plan.kernels.error_feedback import ErrorFeedback, largest_magnitude
 
 TEXTS = (
     "one_bit",
@@ -111,3 +111,12 @@ def test_fp64_buckets_keep_fp64_residuals() -> None:
     feedback = ErrorFeedback(codec_of("one_bit"))
     feedback.encode(torch.randn(8, dtype=torch.float64))
     assert feedback.residual is not None and feedback.residual.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("elements", "expected"),
+    [([], 0.0), ([-3.0, 2.0], 3.0), ([1.0, -torch.inf], torch.inf), ([torch.inf, 0.0], torch.inf)],
+)
+def test_the_largest_magnitude(elements: list[float], expected: float) -> None:
+    assert largest_magnitude(torch.tensor(elements)) == expected
+    assert largest_magnitude(torch.tensor([*elements, torch.nan])).isnan()
