@@ -137,7 +137,7 @@ def test_momentum_travels_after_a_warm_up(found: Found, name: str) -> None:
     losses, whole = found[0][name]["losses"], found[0][name]["whole"]
     # The loss of a step is that of the parameters before it.
     assert losses[: WARMUP + 1] == pytest.approx(whole[: WARMUP + 1], abs=1e-5)
-    assert losses[-1] != whole[-1] and losses[-1] < losses[WARMUP]
+    assert losses != whole and losses == pytest.approx(whole, abs=0.02)
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_what_a_selector_chooses_changes_no_bit(found: Found, name: str) -> None
         selected = rank[name]["selected"]
         assert torch.equal(selected["flat"], rank[name]["flat"])
         assert selected["used"] == found[0][name]["selected"]["used"]
-        assert "ring" in selected["used"]
+        assert len({*selected["used"]}) > 1
         assert {*selected["used"]} <= {"native", "ring", "halving_doubling"}
 
 
