@@ -45,7 +45,7 @@ from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.replica_exchange import (
     Exchange,
     ExchangeOptions,
-    evened_over_tp,
+    keep_alike_over_tp,
     make_exchange,
     optimizer_maker,
 )
@@ -305,7 +305,7 @@ def compile_plan(
         unreached=held.unreached,
     )
     compiled.exchange = make_exchange(plan, mesh, compiled.optimizer, options, compiled.stages)
-    compiled.evened = evened_over_tp(compiled)
+    keep_alike_over_tp(compiled)
     if knobs.pp > 1:
         _make_pipeline(compiled, held.stages, precision)
     else:

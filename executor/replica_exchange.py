@@ -30,15 +30,21 @@ from claw_plan.executor.communication.shard_mean import ShardMean, reduce_by
 from claw_plan.executor.communication.whole_mean import WholeMean, checked
 from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.optimizer import make_optimizer
+from claw_plan.executor.optimizers.compressed import CompressedOptimizer
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
+from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
 from claw_plan.kernels.codec import codec_of
 from claw_plan.kernels.fp16_scale import Fp16Scale
 from claw_plan.kernels.plain import Half
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
+from claw_plan.planner.problem import STORED_BYTES
 from claw_plan.planner.supported import OF_MOMENTUM
-from claw_plan.profiles.codecs import LOW_RANK, describe_codec
+from claw_plan.planner.zero_one import SENT_AS
+from claw_plan.profiles.codecs import LOW_RANK, ZERO_ONE, describe_codec
+from claw_plan.profiles.coded_means import time_ns
+from claw_plan.profiles.collective_algorithms import Links
 from claw_plan.profiles.collective_schedules import Nodes
 
 if TYPE_CHECKING:
@@ -129,8 +135,25 @@ class Exchange:
         if self.gradients is not None:
             self.gradients.backwards = steps
 
+    @property
+    def replicas_are_equal(self) -> bool:
+        """Whether all replicas have the same parameters; those of 0/1 Adam meet now and then."""
+        return not isinstance(self.state, ZeroOneAdam) or self.state.replicas_are_equal
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the last step moved what planning predicts: no warm-up's, no step apart's."""
+        if isinstance(self.state, OneBitAdam):
+            return self.state.steps_done > self.state.warmup_steps and self.replicas_are_equal
+        return self.gradients is None or self.gradients.is_steady
+
     def settle(self) -> None:
-        """Raises ExecutionError if a bit was changed in any step so far."""
+        """Lets replicas meet, so that all are equal; every rank calls it.
+
+        Raises ExecutionError if a bit was changed in any step so far.
+        """
+        if isinstance(self.state, ZeroOneAdam):
+            self.state.meet()
         if self.checks is not None:
             self.checks.settle()
 
@@ -154,11 +177,12 @@ def sends_momentum(plan: Plan, loaded: LoadedModel) -> bool:
 
 def warmup_note(plan: Plan, loaded: LoadedModel, steps: int) -> str:
     """What to say of a run whose steps all, or first, send whole gradients; mostly nothing."""
-    warmup = plan.training.codec_warmup_steps
-    warms_up = sends_momentum(plan, loaded) or describe_codec(plan.knobs().codec).name == LOW_RANK
+    warmup, name = plan.training.codec_warmup_steps, describe_codec(plan.knobs().codec).name
+    warms_up = sends_momentum(plan, loaded) or name == LOW_RANK
     if plan.knobs().codec == UNCODED or not warms_up:
         return ""
-    said = f"codec={plan.knobs().codec}: the first {warmup} steps send whole gradients"
+    sent = "one bit or, ever more seldom," if name == ZERO_ONE else "whole"
+    said = f"codec={plan.knobs().codec}: the first {warmup} steps send {sent} gradients"
     reach = "" if steps > warmup else f", and this run ends after {steps}"
     return f"{said} (training.codec_warmup_steps of the plan){reach}"
 
@@ -184,13 +208,21 @@ def optimizer_maker(
 
 def _momentum_optimizer(plan: Plan, mesh: Mesh, parameters: Sequence[nn.Parameter]) -> OneBitAdam:
     """AdamW of the plan, its momentum through the codec."""
-    training = plan.training
-    return OneBitAdam(
-        parameters,
-        lr=training.learning_rate,
-        codec=plan.knobs().codec,
-        warmup_steps=training.codec_warmup_steps,
+    training, codec = plan.training, describe_codec(plan.knobs().codec)
+    options: dict[str, Any] = {
+        "lr": training.learning_rate,
+        "warmup_steps": training.codec_warmup_steps,
         **means_of(plan, mesh),
+    }
+    if codec.name != ZERO_ONE:
+        return OneBitAdam(parameters, codec=plan.knobs().codec, **options)
+    return ZeroOneAdam(
+        parameters,
+        codec=SENT_AS,
+        variance_repeats=training.variance_repeats,
+        meeting_repeats=training.meeting_repeats,
+        longest_away=int(codec.parameters["longest_away"]),
+        **options,
     )
 
 
@@ -221,9 +253,30 @@ def make_exchange(
     else:
         gradients = _gradients_through(plan, mesh, means, stages)
         exchange = Exchange(mean=gradients, state=gradients, gradients=gradients)
+    if options.selector is not None:
+        exchange = _selected(exchange, plan, means, options.selector)
     if checks is None:
         return exchange
     return replace(exchange, mean=checked(exchange.mean, checks), checks=checks)
+
+
+def _selected(
+    exchange: Exchange, plan: Plan, means: Mapping[str, Any], options: SelectorOptions
+) -> Exchange:
+    """The same, its codes by what the selector chooses."""
+    codec, ranks = describe_codec(plan.knobs().codec), means["group"].size()
+    names = ["ring"] if ranks & (ranks - 1) else ["ring", "halving_doubling"]
+
+    def modelled(size_bytes: int, sizes: tuple[int, ...], links: Links) -> dict[str, float]:
+        elements = size_bytes // STORED_BYTES
+        return {name: time_ns(codec, name, elements, sizes, links) for name in names}
+
+    group = group_over(means["group"], means["nodes"], means["algorithm"])
+    selector = Selector(group, options, modelled)
+    sender = exchange.state if exchange.gradients is None else exchange.gradients
+    assert isinstance(sender, CompressedOptimizer | GradientMean), "codes come from one of them"
+    sender.means.selector = selector
+    return replace(exchange, selector=selector)
 
 
 def _gradients_through(
@@ -232,7 +285,7 @@ def _gradients_through(
     """Gradients as codes: between replicas, or between shards where there are no replicas."""
     knobs, described = plan.knobs(), describe_codec(plan.knobs().codec)
     # Others than replicas hold other parts, and all must take a step or leave it out.
-    meets = dist.group.WORLD if max(knobs.tp, knobs.pp, knobs.dp_shard) > 1 else None
+    meets = dist.group.WORLD if max(knobs.tp, knobs.pp, knobs.shard_ranks) > 1 else None
     if described.name == LOW_RANK:
         low_rank = LowRankBuckets(rank=int(described.parameters["rank"]), **means)
         warmup = plan.training.codec_warmup_steps
@@ -242,8 +295,9 @@ def _gradients_through(
         window = plan.training.loss_scale_window
         scale = Fp16Scale(exponent=codec.exponent, growth_interval=window)
     if knobs.dp_replicate > 1:
-        return GradientMean(GroupMean(codec=codec, **means), scale=scale, meets=meets)
-    shards = ShardMean(mesh.group("dp_shard"), codec)
+        group_mean = GroupMean(codec=codec, momentum=described.momentum, **means)
+        return GradientMean(group_mean, scale=scale, meets=meets)
+    shards = ShardMean(mesh.data_mesh.get_group(), codec)
     gradients = GradientMean(shards, scale=scale, meets=meets)
     reduce_by(gradients, stages)
     return gradients
@@ -259,17 +313,25 @@ def _whole_exchange(
     return Exchange(mean=mean, state=mean, selector=selector, checks=checks)
 
 
-def evened_over_tp(compiled: ParallelModel) -> list[nn.Parameter]:
-    """What tensor parallelism leaves alike on all its ranks, where gradients are encoded."""
+def keep_alike_over_tp(compiled: ParallelModel) -> None:
+    """What tensor parallelism leaves alike on all its ranks stays so where codes travel.
+
+    Gradients become their mean over tp when they are complete, momentum where it is decoded.
+    """
     tensor_parallel = compiled.tensor_parallel
-    if tensor_parallel is None or compiled.knobs.codec == "none":
-        return []
-    summed = set(tensor_parallel.sequence_parallel_parameters)
-    return [
-        parameter
+    if tensor_parallel is None or compiled.knobs.codec == UNCODED:
+        return
+    alike = {
+        name: parameter
         for name, parameter in compiled.parameters.items()
-        if parameter.requires_grad and name not in summed and divided_as(compiled, name) is None
-    ]
+        if parameter.requires_grad and divided_as(compiled, name) is None
+    }
+    if isinstance(compiled.optimizer, CompressedOptimizer):
+        compiled.optimizer.keep_alike(alike.values(), compiled.mesh.group("tp"))
+        return
+    # Sums over slices of the sequence, whose parts each rank decoded, come out alike.
+    summed = set(tensor_parallel.sequence_parallel_parameters)
+    compiled.evened = [parameter for name, parameter in alike.items() if name not in summed]
 
 
 def _nodes(plan: Plan, mesh: Mesh) -> Nodes:

@@ -13,7 +13,7 @@ from sys import maxsize
 from claw_plan.planner.candidate import CP_COMM_TYPES, MESH_ORDER, Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.schedules import ASYNCHRONOUS, EVERY_SCHEDULE, SCHEDULES
-from claw_plan.profiles.codecs import CODEC_NAMES, LOW_RANK, CodecError, describe_codec
+from claw_plan.profiles.codecs import CODEC_NAMES, LOW_RANK, ZERO_ONE, CodecError, describe_codec
 from claw_plan.profiles.coded_means import ACTING
 
 
@@ -92,11 +92,12 @@ CODECS: Mapping[str, str] = (
     )
     | {
         LOW_RANK: f"{_EXCHANGE}::test_low_rank_gradients_are_those_of_power_sgd_after_a_warm_up",
+        ZERO_ONE: f"{_EXCHANGE}::test_replicas_of_zero_one_adam_meet_as_planned",
     }
 )
 """Algorithms beside the library's own, and codecs by name, each with the test that proves it."""
 
-OF_MOMENTUM = ("one_bit", "top_k", "threshold")
+OF_MOMENTUM = ("one_bit", "top_k", "threshold", ZERO_ONE)
 """Codecs that carry AdamW's momentum rather than gradients: 1-bit Adam and its kin."""
 
 RECOMPUTE = ("none", "full", "half")
@@ -231,7 +232,7 @@ def _averaging_refusal(candidate: Candidate) -> str:
             f"{said}: it acts where whole replicas meet during backward; use dp_replicate above "
             "1, dp_shard=1 and pp=1"
         )
-    if candidate.tp > 1:
+    if candidate.tp > 1 and (algorithm != "auto" or name in (LOW_RANK, ZERO_ONE)):
         return f"{said} is not proven with tensor parallelism; use tp=1"
     if name in OF_MOMENTUM and candidate.offload != "none":
         return f"{said}: the momentum that travels lies on the host; use offload=none"
@@ -277,13 +278,11 @@ def nodes_refusal(candidate: Candidate, nodes: int) -> str:
 def _gradient_codec_refusal(candidate: Candidate) -> str:
     """Of codecs that carry gradients, wherever these are averaged."""
     said = f"codec={candidate.codec}"
-    if candidate.dp_replicate == 1 and candidate.dp_shard == 1:
+    if candidate.dp_replicate == 1 and candidate.shard_ranks == 1:
         return (
-            f"{said}: it acts where gradients are averaged; use dp_replicate or dp_shard above 1"
+            f"{said}: it acts where gradients are averaged; use dp_replicate, dp_shard or cp "
+            "above 1"
         )
-    for axis in ("cp", "ep"):
-        if getattr(candidate, axis) > 1:
-            return f"{said} is not proven with {axis}; use {axis}=1"
     if candidate.schedule in ASYNCHRONOUS:
         return f"{said}: schedule={candidate.schedule} averages gradients of overlapping steps"
     if candidate.offload != "none" and not candidate.reduces_in_backward:

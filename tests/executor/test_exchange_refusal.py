@@ -26,6 +26,7 @@ REFUSED = {
     "matrices": ({"codec": "low_rank", "dp_shard": 2}, "fully_shard reduces gradients itself"),
     "factors": ({"codec": "low_rank", "dp_replicate": 2, "tp": 2}, "replicas alone meet"),
     "moves": ({"codec": "zero_one", "dp_replicate": 2, "tp": 2}, "not proven with tensor"),
+    "corrected": ({"codec": "top_k:0.1,0.9", "dp_replicate": 2}, "momentum of plain SGD"),
     "nobody": ({"codec": "int8"}, "where gradients are averaged"),
     "scaled": ({"codec": "int8", "dp_shard": 2, "precision": "float16"}, "scale that moves"),
     "host": ({"codec": "int8", "dp_replicate": 2, "pp": 2, "offload": "optimizer"}, "not proven"),

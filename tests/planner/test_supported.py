@@ -36,7 +36,8 @@ SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
         ({"cp": 2, "tp": 2}, "cp x tp: no test proves"),
         ({"cp": 2, "dp_shard": 4, "reshard_ranks": 2}, "is not proven with cp; use 0"),
         ({"cp": 2, "mesh_order": CP_APART}, "cp shares the states of dp_shard and comes right"),
-        ({"cp": 2, "dp_replicate": 2, "codec": "fp16"}, "codec=fp16 is not proven with cp"),
+        ({"cp": 2, "dp_replicate": 2, "codec": "one_bit"}, "codec=one_bit: it acts where whole"),
+        ({"codec": "int8"}, "use dp_replicate, dp_shard or cp above 1"),
         ({"ep": 2}, "ep divides dp_shard, or is a multiple of it that divides dp"),
         ({"ep": 4, "dp_shard": 6, "dp_replicate": 4}, "here dp_replicate=4, dp_shard=6"),
         ({"ep": 2, "dp_shard": 2, "tp": 2}, "leave etp out, it is 2 at ep=2 and tp=2"),
@@ -82,6 +83,8 @@ def test_codes_travel_between_nodes_of_several_replicas_each():
 
 
 def test_offered():
+    assert refusal(Candidate(cp=2, codec="int8")) == ""
+    assert refusal(Candidate(dp_replicate=2, tp=2, codec="one_bit")) == ""
     assert refusal(Candidate(dp_replicate=8, codec="one_bit", collective="halving_doubling")) == ""
     assert refusal(Candidate(pp=2, tp=2, dp_shard=2, schedule="GPipe")) == ""
     assert refusal(Candidate(dp_shard=4, reshard_ranks=2, blocks_per_group=3)) == ""
