@@ -50,3 +50,18 @@ def test_only_the_last_microbatch_is_averaged(toys):
     problem = toys.problem(toys.graph(layers=4), global_batch=8)
     graph = lowered(problem, Candidate(dp_replicate=2, bucket_bytes=1000))
     assert len(bucket_bytes(graph)) == 2
+
+
+def test_a_planned_bucket_leaves_inside_a_backward_where_a_run_has_recorded_so(toys):
+    """Half way through the 2 ms of the last block but one, whose only tensor is ready there."""
+    graph = toys.graph(layers=4)
+    shares = {p.name: 1.0 for p in graph.parameters} | {"blocks.2.weight": 0.5}
+    problem = toys.problem(replace(graph, ready_shares=shares), global_batch=2)
+    timeline = simulate(lowered(problem, Candidate(dp_replicate=2, buckets=(2, 2, 1))))
+    first, second, last = (span for span in timeline.spans if span.name == "bucket")
+    parts = [span for span in timeline.spans if span.name == "0B0 unit 3"]
+    assert [part.duration_ns for part in parts] == [1_000_000, 1_000_000]
+    assert first.start_ns == parts[0].end_ns
+    ends = {span.name: span.end_ns for span in timeline.spans}
+    assert second.start_ns == max(first.end_ns, ends["0B0 unit 1"])
+    assert last.start_ns == max(second.end_ns, ends["0B0 unit 0"])

@@ -6,7 +6,7 @@ import pytest
 
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.pass_time import Stretch
-from claw_plan.planner.stage_streams import StageStreams, View, add_stage_streams
+from claw_plan.planner.stage_streams import Pause, StageStreams, View, add_stage_streams
 from claw_plan.profiles.cost import CollectiveCost
 from claw_plan.simulator.engine import finish_times_ns
 from claw_plan.simulator.task_graph import TaskGraphBuilder
@@ -104,3 +104,21 @@ def test_every_pipeline_rank_has_streams_and_ports_of_its_own(toys):
     assert len({stream for each in ids for stream in each[:4]}) == 12
     assert len({link for each in ids for link in each[4:]}) == 6
     assert len({id(each.parts) for each in found}) == 1  # one account of the whole step
+
+
+def test_a_backward_is_cut_where_something_begins_inside_it():
+    """At a fifth and at its end; what is lost beside traffic, a quarter, is shared out."""
+    streams = streams_with(0.25)
+    streams.background(streams.gather, "dp_comm", "gather", traffic(500), 0, [])
+    seen = []
+    streams.pauses = [Pause(share, lambda: seen.append(streams.last_task)) for share in (0.2, 1.0)]
+    streams.run_pass("recompute", "r", kernels(100))
+    streams.run_pass("backward", "b", kernels(1000))
+    streams.run_pass("backward", "c", kernels(1000))
+    assert seen == [2, 3]
+    assert durations(streams) == [500, 125, 250, 800 + 50, 1000]
+    assert [streams.parts[task] for task in (2, 3, 4)] == [
+        ({"memory": 200.0}, 50),
+        ({"memory": 800.0}, 50),
+        ({"memory": 1000.0}, 0),
+    ]

@@ -173,6 +173,7 @@ def test_frozen_parameters() -> None:
     # Nothing before the first trainable block has a backward pass at all.
     assert graph.cost(1).backward == graph.cost(2).backward == ()
     assert graph.cost(3).backward and graph.cost(1).saved_bytes == Amount()
+    assert not graph.may_miss
 
 
 def test_values_read_while_building() -> None:
@@ -188,6 +189,7 @@ def test_values_that_decide_need_real_tensors() -> None:
     assert graph.assumptions[0].startswith("the model's values decide how it goes on")
     assert graph.assumptions[1].startswith("never used, so without a gradient: blocks.1.norm")
     assert "real tensors" in graph.no_tensor_parallel
+    assert graph.may_miss
 
 
 def test_too_large_for_real_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

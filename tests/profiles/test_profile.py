@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from claw_plan.profiles.gradient_times import GradientTimes
 from claw_plan.profiles.measurement import Measurement
 from claw_plan.profiles.profile import (
     Profile,
@@ -33,6 +34,8 @@ COLLECTIVE = Measurement(
     provenance={},
 )
 
+TIMES = GradientTimes(device="cpu-core", microbatch_size=2, ready_ns={"head": 3, "table": 9})
+
 
 def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     path = tmp_path / "p.profile"
@@ -40,6 +43,7 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
         name="p",
         measurements=(OP, COLLECTIVE),
         constants={"cpu-core": {"op_scale": 1.25, "step_overhead_ns": 3.0}},
+        gradients=(TIMES,),
     )
     save_profile(profile, path)
     assert load_profile(path) == profile
@@ -50,8 +54,10 @@ def test_appending_makes_the_file_and_grows_it(tmp_path: Path) -> None:
     append_profile(path, [OP])
     append_profile(path, [COLLECTIVE], {"cpu-core": {"op_scale": 1.0}})
     append_profile(path, [], {"cpu-core": {"op_scale": 2.0}})
+    append_profile(path, [], gradients=[TIMES])
     append_profile(path, [])
     profile = load_profile(path)
+    assert profile.gradients == (TIMES,)
     assert profile.measurements == (OP, COLLECTIVE)
     assert profile.constant("cpu-core", "op_scale", 0.0) == 2.0
     assert profile.constant("other", "op_scale", 7.0) == 7.0
@@ -177,3 +183,9 @@ def test_a_repeated_beginning_with_broken_samples_is_refused(tmp_path: Path) -> 
     path.write_text("\n".join([header, line, broken]) + "\n")
     with pytest.raises(ProfileError, match=r"a\.profile:3: not a record"):
         load_profile(path)
+
+
+def test_of_gradients_that_two_profiles_know_the_other_ones_are_the_newest() -> None:
+    later = replace(TIMES, microbatch_size=4)
+    merged = Profile(gradients=(TIMES, later)).merge(Profile(gradients=(TIMES,)))
+    assert merged.gradients == (later, TIMES)
