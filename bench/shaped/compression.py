@@ -1,8 +1,11 @@
 """A 10M-parameter GPT on four hosts behind slow links: plans with and without codecs, predicted.
 
-Run (as root): OMP_NUM_THREADS=1 setsid chrt -r 1 python bench/shaped/compression.py
+Run (as root): OMP_NUM_THREADS=1 nice -n -20 python bench/shaped/compression.py
     --folder FOLDER [--write docs/shaped_compression.md]
 (six minutes; `--only` and `--which` make a part of it, in the order of `STAGES`)
+
+Before other programs by niceness, not in real time: there a thread that a message wakes does not
+interrupt what computes, which no host is set up to do.
 
 Learns from runs of two smaller models without a codec. Plans the 10M one: as plain
 DistributedDataParallel, with another algorithm, with codecs of gradients, and with what planning
@@ -24,7 +27,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hosts import Hosts
+from hosts import SEGMENT, Hosts
 from switch import Port
 
 from claw_plan.executor.learn import learn
@@ -178,7 +181,7 @@ class Bench:
         if resumed:
             steps += self.options.warmup
             command += ["--resume", str(resumed[-1])]
-        with Hosts(ports) as hosts:
+        with Hosts(ports, SEGMENT) as hosts:
             hosts.run([*command, "--steps", str(steps)], ranks_per_host=1)
         (made,) = set(runs.iterdir()) - known
         return made
