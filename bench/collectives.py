@@ -1,214 +1,205 @@
 """Our collectives beside gloo's on shaped hosts, and whether the selector finds the best.
 
-Run (as root): python bench/collectives.py --folder FOLDER [--mbit 200 200 200 200] [--delay-ms 1]
+Run (as root): python bench/collectives.py --folder FOLDER [--case NAME ...] [--write PAGE]
 
-Every host has its own link to a switch (bench/shaped) and one rank, or `--ranks` of them. First
-each algorithm is timed at each size, in turns; then a selector runs the steps of a training that
-has such buckets. Prints docs/collectives.md's table: the medians, what the model says with links
-fitted by the selector's probe, what the selector settled on, and what changes and checksums cost.
+Every host has its own link of 200 Mbit/s to a switch, 1 ms away (bench/shaped). Cases `small`,
+`large` and `nodes` time each algorithm at each size, in turns; then a selector runs the steps of a
+training that has such buckets. `checks` times a ring with and without checksums, and `changed`
+lets one host's link fall to 20 Mbit/s while a selector runs. What each case found is kept in the
+folder; the tables of all that are there are printed, and put between the page's marks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent / "shaped"))
 from hosts import Hosts
 from switch import Port
 
-from claw_plan.executor.communication.algorithms import NAMES, NATIVE
-from claw_plan.executor.communication.bucket_checks import BucketChecks
-from claw_plan.executor.communication.checksum import checksum
-from claw_plan.executor.communication.group import CollectiveGroup, create_group
-from claw_plan.executor.communication.selector import Selector
-from claw_plan.executor.communication.selector_options import SelectorOptions
-from claw_plan.profiles.collective_algorithms import Links, time_ns
-from claw_plan.profiles.collective_schedules import ALGORITHMS, node_sizes
+from claw_plan.executor.communication.algorithms import NATIVE
+from claw_plan.profiles.files import write_atomic
 from claw_plan.profiles.units import NS_PER_MS, format_bytes
 
-SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20)
-WARM_UPS = 1
+RATE, SLOWER, DELAY_NS = 200_000_000, 20_000_000, NS_PER_MS
+LOOKS_S = 0.05
+MARK, END = "<!-- measured -->\n", "<!-- end -->"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Buffers of so many bytes are timed, each `repeats` times, then a selector runs `steps`."""
+
+    hosts: int = 4
+    ranks: int = 1
+    sizes: tuple[int, ...]
+    repeats: int
+    steps: int = 0
+
+
+CASES = {
+    "small": Case(sizes=(4 << 10, 64 << 10, 1 << 20), repeats=5, steps=40),
+    "large": Case(sizes=(4 << 20,), repeats=3, steps=26),
+    "nodes": Case(hosts=3, ranks=2, sizes=(1 << 20,), repeats=5, steps=30),
+    "checks": Case(sizes=(1 << 20, 4 << 20, 16 << 20), repeats=9),
+    "changed": Case(sizes=(128 << 10, 1 << 20), repeats=5),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--mbit", type=float, nargs="+", default=[200.0] * 4, help="per host")
-    parser.add_argument("--delay-ms", type=float, default=1.0, help="one way, host to switch")
-    parser.add_argument("--ranks", type=int, default=1, help="on each host")
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="bytes")
-    parser.add_argument("--algorithms", nargs="+", default=list(NAMES), choices=NAMES)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40, help="of the selector")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--case", nargs="*", default=list(CASES), choices=CASES)
+    parser.add_argument("--write", type=Path, help="the page whose tables are replaced")
     options = parser.parse_args()
-    if options.rank:
-        _rank(options)
-        return
     options.folder.mkdir(parents=True, exist_ok=True)
-    ports = [
-        Port(bits_per_s=int(rate * 1e6), delay_ns=int(options.delay_ms * NS_PER_MS))
-        for rate in options.mbit
-    ]
-    with Hosts(ports) as hosts:
-        hosts.run([sys.executable, __file__, "--rank", *sys.argv[1:]], options.ranks)
-    found = json.loads((options.folder / "found.json").read_text())
-    print("\n".join(table(found)))
-
-
-def _rank(options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    group = create_group()
-    assert group is not None
-    started = time.perf_counter()
-    selector = Selector(group, SelectorOptions(check_interval_ns=1))
-    probe_s = time.perf_counter() - started
-    rows = [measure(group, size, options, selector.links) for size in options.sizes]
-    for size, row in zip(options.sizes, rows, strict=True):
-        row["selected"] = select(selector, size, options.steps)
+    for name in options.case:
+        run(name, CASES[name], options.folder)
     found = {
-        "nodes": node_sizes(group.nodes),
-        "probe_s": probe_s,
-        "latency_ns": selector.links.inter.latency_ns,
-        "bytes_per_s": selector.links.inter.bytes_per_s,
-        "rows": rows,
-        "changes": changes(selector, min(options.sizes)),
-        "checks": checks(group, max(options.sizes), options.repeats),
+        name: json.loads(path.read_text())
+        for name in CASES
+        if (path := options.folder / f"{name}.json").exists()
     }
-    if dist.get_rank() == 0:
-        (options.folder / "found.json").write_text(json.dumps(found, indent=1))
-    dist.barrier()
-    dist.destroy_process_group()
+    lines = told(found)
+    print("\n".join(lines))
+    if options.write is not None:
+        text = options.write.read_text(encoding="utf-8")
+        before, _, rest = text.partition(MARK)
+        _, _, after = rest.partition(END)
+        write_atomic(options.write, "\n".join([before + MARK, *lines, "", END + after]))
 
 
-def measure(
-    group: CollectiveGroup, size: int, options: argparse.Namespace, links: Links
-) -> dict[str, Any]:
-    """Medians in ms of each algorithm, in turns; the slowest rank counts."""
-    times: dict[str, list[float]] = {name: [] for name in options.algorithms}
-    flat = torch.ones(size // 4)
-    for repeat in range(WARM_UPS + options.repeats):
-        for name in options.algorithms:
-            one = group.using(name)
-            spent = slowest_ms(group, lambda: one.all_reduce(flat))  # noqa: B023
-            if repeat >= WARM_UPS:
-                times[name].append(spent)
-    sizes = node_sizes(group.nodes)
-    return {
-        "size": size,
-        "ms": {name: statistics.median(spent) for name, spent in times.items()},
-        "spread": {name: (min(spent), max(spent)) for name, spent in times.items()},
-        "model_ms": {name: time_ns(name, size, sizes, links) / NS_PER_MS for name in ALGORITHMS},
-    }
+def run(name: str, case: Case, folder: Path) -> None:
+    """Leaves what was found in the folder."""
+    for old in folder.glob(f"{name}.*"):
+        old.unlink()
+    rank = Path(__file__).with_name("collectives_rank.py")
+    with Hosts([Port(bits_per_s=RATE, delay_ns=DELAY_NS)] * case.hosts) as hosts:
+        ended = threading.Event()
+        watcher = threading.Thread(target=_slow_down, args=(hosts, folder, ended))
+        watcher.start()
+        try:
+            hosts.run([sys.executable, str(rank), name, str(folder)], case.ranks)
+        finally:
+            ended.set()
+            watcher.join()
 
 
-def slowest_ms(group: CollectiveGroup, call: Any) -> float:
-    dist.barrier()
-    started = time.perf_counter_ns()
-    call()
-    spent = torch.tensor([float(time.perf_counter_ns() - started)])
-    dist.all_reduce(spent, op=dist.ReduceOp.MAX)
-    return spent.item() / NS_PER_MS
+def _slow_down(hosts: Hosts, folder: Path, ended: threading.Event) -> None:
+    """Lets the last host's link fall when a rank asks for it, and says when it has."""
+    asked, done = folder / "changed.asked", folder / "changed.done"
+    while not ended.wait(LOOKS_S):
+        if asked.exists() and not done.exists():
+            hosts.change(len(hosts.ports) - 1, Port(bits_per_s=SLOWER, delay_ns=DELAY_NS))
+            done.touch()
 
 
-def select(selector: Selector, size: int, steps: int) -> str:
-    """What a run of so many steps settles on."""
-    flat = torch.ones(size // 4)
-    for _ in range(steps):
-        dist.barrier()
-        selector.all_reduce(flat)
-        selector.step_ended()
-    return selector.algorithm(flat.nbytes)
-
-
-def changes(selector: Selector, size: int) -> dict[str, float]:
-    """What a change costs: the agreement, by one small all-reduce, and the first call after it.
-
-    The latter beside the next call of the same algorithm, both of the median change.
-    """
-    flat = torch.ones(size // 4)
-    agreeing, first, second = [], [], []
-    for _ in range(3):
-        for name in ALGORITHMS:
-            one = selector.group.using(name)
-            first.append(slowest_ms(selector.group, lambda: one.all_reduce(flat)))  # noqa: B023
-            second.append(slowest_ms(selector.group, lambda: one.all_reduce(flat)))  # noqa: B023
-            selector.all_reduce(flat)
-            dist.barrier()
-            started = time.perf_counter_ns()
-            selector.step_ended()
-            agreeing.append((time.perf_counter_ns() - started) / NS_PER_MS)
-    return {
-        "agreement": statistics.median(agreeing),
-        "first": statistics.median(first),
-        "second": statistics.median(second),
-    }
-
-
-def checks(group: CollectiveGroup, size: int, repeats: int) -> dict[str, float]:
-    """What checksums add to an all-reduce on these links, and in processor time alone."""
-    flat = torch.ones(size // 4)
-    times: dict[str, list[float]] = {"plain": [], "checked": []}
-    ring, compared = group.using("ring"), BucketChecks(group.process_group, group.device)
-
-    def checked() -> None:
-        """A step of one bucket; its sums travel beside the next."""
-        ring.all_reduce(flat, compared.exchange(0))
-        compared.arrived(0, flat)
-        compared.step_ended(1)
-
-    calls = {"plain": lambda: ring.all_reduce(flat), "checked": checked}
-    for repeat in range(WARM_UPS + repeats):
-        for name, call in calls.items():
-            spent = slowest_ms(group, call)
-            if repeat >= WARM_UPS:
-                times[name].append(spent)
-    started = time.process_time_ns()
-    for _ in range(repeats):
-        checksum(flat)
-    own_ms = (time.process_time_ns() - started) / repeats / NS_PER_MS
-    medians = {name: statistics.median(spent) for name, spent in times.items()}
-    return medians | {"one_checksum": own_ms}
-
-
-def table(found: dict[str, Any]) -> list[str]:
-    """Rows of sizes; times in ms, the model's in brackets, and the selector's regret."""
-    changes, checks = found["changes"], found["checks"]
-    names = list(found["rows"][0]["ms"])
-    lines = [
-        f"- links as probed in {found['probe_s']:.2f} s: {found['latency_ns'] / NS_PER_MS:.2f} ms "
-        f"and {found['bytes_per_s'] / 1e6:.1f} MB/s; ranks by host {found['nodes']}",
-        f"- a decision takes {changes['agreement']:.2f} ms; the first call of another algorithm "
-        f"{changes['first']:.2f} ms, its second {changes['second']:.2f} ms",
-        f"- a ring of the largest takes {checks['plain']:.1f} ms, with checksums "
-        f"{checks['checked']:.1f} ms; one checksum {checks['one_checksum']:.2f} ms",
-        "",
-        "| size | " + " | ".join(names) + " | selected | slower than the best |",
-        "|---|" + "--:|" * len(names) + "---|--:|",
-    ]
-    for row in found["rows"]:
-        best = min(row["ms"].values())
-        cells = [
-            f"{row['ms'][name]:.1f}"
-            + (f" ({row['model_ms'][name]:.1f})" if name != NATIVE else "")
-            for name in names
-        ]
-        regret = row["ms"].get(row["selected"], best) / best - 1
-        lines.append(
-            f"| {format_bytes(row['size'])} | {' | '.join(cells)} | {row['selected']} "
-            f"| {regret:.1%} |"
-        )
+def told(found: dict[str, Any]) -> list[str]:
+    """The tables of what is there."""
+    lines = []
+    rows = [
+        (found[name], row) for name in ("small", "large", "nodes") if name in found
+        for row in found[name]["rows"]
+    ]  # fmt: skip
+    if rows:
+        lines += _of_sizes(rows)
+    if "small" in found:
+        lines += ["", *_of_decisions(found["small"])]
+    if "changed" in found:
+        lines += ["", *_of_change(found["changed"])]
+    if "checks" in found:
+        lines += ["", *_of_checks(found["checks"])]
     return lines
+
+
+def _of_sizes(rows: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    names = list(rows[0][1]["ms"])
+    return [
+        f"| size | {' | '.join(names)} | selected | slower than the best |",
+        "|---|" + "--:|" * len(names) + "---|--:|",
+        *(
+            f"| {_of_size(about, row)} | {' | '.join(_cell(row, name) for name in names)} | "
+            f"{row['selected']} | {_regret(row):.1%} |"
+            for about, row in rows
+        ),
+    ]
+
+
+def _of_size(about: dict[str, Any], row: dict[str, Any]) -> str:
+    each = about["nodes"][0]
+    many = "" if each == 1 else f", {len(about['nodes'])} hosts of {each} ranks"
+    return format_bytes(row["size"]) + many
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    modelled = "" if name == NATIVE else f" ({row['model_ms'][name]:.1f})"
+    return f"{row['ms'][name]:.1f}{modelled}"
+
+
+def _regret(row: dict[str, Any]) -> float:
+    return float(row["ms"][row["selected"]] / min(row["ms"].values()) - 1)
+
+
+def _of_decisions(small: dict[str, Any]) -> list[str]:
+    change = small["changes"]
+    return [
+        f"The selector probed {small['latency_ns'] / NS_PER_MS:.1f} ms and "
+        f"{small['bytes_per_s'] / 1e6:.0f} MB/s in {small['probe_s']:.2f} s. A decision takes "
+        f"{change['agreement']:.2f} ms; the first call of",
+        f"another algorithm takes {change['first']:.2f} ms at 4 KiB, the call after it "
+        f"{change['second']:.2f} ms.",
+    ]
+
+
+def _of_change(changed: dict[str, Any]) -> list[str]:
+    lines = [
+        "One host's link falls from 200 to 20 Mbit/s while a selector runs:",
+        "",
+        "| size | before | steps until links were probed again | until all were settled | after | "
+        "slower than the best |",
+        "|---|---|--:|--:|---|--:|",
+    ]
+    for before, after in zip(changed["before"], changed["after"], strict=True):
+        lines.append(
+            f"| {format_bytes(after['size'])} | {before['selected']} {_chosen(before)} | "
+            f"{changed['steps_to_probe']} | {changed['steps_to_settle']} | "
+            f"{after['selected']} {_chosen(after)} | {_regret(after):.1%} |"
+        )
+    alike = "alike" if changed["is_alike"] else "NOT alike"
+    stayed = [
+        after["ms"][before["selected"]] / min(after["ms"].values()) - 1
+        for before, after in zip(changed["before"], changed["after"], strict=True)
+    ]
+    lines += [
+        "",
+        f"All ranks chose {alike}. What was used before would be "
+        + " and ".join(f"{one:.1%}" for one in stayed)
+        + " slower than the best now.",
+    ]
+    return lines
+
+
+def _chosen(row: dict[str, Any]) -> str:
+    return f"({row['ms'][row['selected']]:.1f} ms)"
+
+
+def _of_checks(checks: dict[str, Any]) -> list[str]:
+    return [
+        "| a ring of | without checksums, ms | with | more | one checksum, processor time |",
+        "|---|--:|--:|--:|--:|",
+        *(
+            f"| {format_bytes(row['size'])} | {row['plain']:.2f} | {row['checked']:.2f} | "
+            f"{row['checked'] / row['plain'] - 1:.1%} | {row['one_checksum']:.2f} |"
+            for row in checks["rows"]
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ class Selector:
         self._choices: dict[int, Choice] = {}
         self._calls: list[_Call] = []
         self._slow: set[int] = set()
+        self._suspects: set[int] = set()  # whose fallback gets a trial
         self._told: _Told | None = None
         self._checked_ns = time.perf_counter_ns()
 
@@ -159,10 +160,12 @@ class Selector:
     def _decide_all(self, told: _Told) -> None:
         step_ns = self._observe(told)
         slow = {size for size in self._choices if self._is_slow(size)}
+        self._suspects |= slow
         if reason := self._why_probe(slow - self._slow):
             self.links = self._probe(reason)
             for size, choice in self._choices.items():
                 choice.forget(self._modelled_ns(size))
+            self._suspects |= set(self._choices)
         self._slow = slow
         for size in self._choices:
             self._decide(size)
@@ -203,7 +206,7 @@ class Selector:
     def _decide(self, size: int) -> None:
         choice = self._choices[size]
         before = choice.current
-        after = choice.next(self.options.fallback_topology if size in self._slow else "")
+        after = choice.next(self.options.fallback_topology if size in self._suspects else "")
         if before != after:
             self.events.append(
                 Switch(

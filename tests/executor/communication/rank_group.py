@@ -7,6 +7,8 @@ Started for each rank by tests as `python rank_group.py RANK WORLD_SIZE FOLDER`.
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from claw_plan.executor.communication.algorithms import NAMES, NATIVE, exchange
+from claw_plan.executor.communication import probe
+from claw_plan.executor.communication.algorithms import NAMES, NATIVE, Exchange, exchange
 from claw_plan.executor.communication.bucket_checks import BucketChecks, checked_all_reduce
-from claw_plan.executor.communication.group import create_group
+from claw_plan.executor.communication.group import CollectiveGroup, create_group
 from claw_plan.executor.communication.probe import probe_links, probe_pairs
-from claw_plan.executor.communication.selector import Selector
+from claw_plan.executor.communication.selector import Probe, Selector
 from claw_plan.executor.communication.selector_options import parse_options
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.kernels.codec import codec_of
@@ -84,6 +87,72 @@ def selects() -> dict[str, Any]:
     }
 
 
+SLOW_BYTES_PER_S = 2e6
+SLOWED_BYTES = 1 << 18
+
+
+class SlowedGroup(CollectiveGroup):
+    """From `since_s` on everything that the last rank sends and receives takes long."""
+
+    since_s = math.inf
+
+    def all_reduce(self, flat: Tensor, carry: Exchange | None = None) -> None:
+        super().all_reduce(flat, carry or slowed)
+        if self.strategy == NATIVE:
+            wait_for(2 * flat.nbytes * (self.process_group.size() - 1) / self.process_group.size())
+
+
+def wait_for(sent_bytes: float) -> None:
+    if time.monotonic() > SlowedGroup.since_s and dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(sent_bytes / SLOW_BYTES_PER_S)
+
+
+def slowed(
+    sent: Sequence[Tensor],
+    target: int,
+    received: Sequence[Tensor],
+    source: int,
+    group: dist.ProcessGroup,
+) -> None:
+    exchange(sent, target, received, source, group)
+    both = (sent if target >= 0 else (), received if source >= 0 else ())
+    wait_for(max(sum(message.nbytes for message in way) for way in both))
+
+
+def slows() -> dict[str, Any]:
+    """A link that becomes slow while a selector runs."""
+    group = create_group(intra_node=False)
+    assert group is not None
+    options = parse_options({"check_interval": "1ms", "fallback_topology": "tree"})
+    fields = {"process_group": group.process_group, "nodes": group.nodes, "strategy": NATIVE}
+    probe.exchange = slowed
+    selector = Selector(SlowedGroup(**fields), options)
+    before = selector.links
+
+    def steps(has_ended: Callable[[], bool], further: int = 0) -> None:
+        """So many after what must happen within 150."""
+        last = 150
+        for step in range(150 + further):
+            selector.all_reduce(torch.ones(SLOWED_BYTES // 4))
+            selector.step_ended()
+            last = min(last, step if has_ended() else last)
+            if step >= last + further:
+                return
+
+    steps(lambda: selector.is_settled(SLOWED_BYTES), further=12)
+    selector.take_events()
+    SlowedGroup.since_s = time.monotonic()
+    steps(lambda: any(isinstance(event, Probe) for event in selector.events))
+    steps(lambda: selector.is_settled(SLOWED_BYTES))
+    SlowedGroup.since_s, probe.exchange = math.inf, exchange
+    return {
+        "used": list(selector.used().values()),
+        "before": before.intra.bytes_per_s,
+        "after": selector.links.intra.bytes_per_s,
+        "events": [asdict(event) for event in selector.take_events()],
+    }
+
+
 def flipped(
     sent: Sequence[Tensor],
     target: int,
@@ -138,7 +207,12 @@ def checks(rank: int) -> dict[str, Any]:
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
-    found = {"groups": groups(rank), "selects": selects(), "checks": checks(rank)}
+    found = {
+        "groups": groups(rank),
+        "selects": selects(),
+        "slows": slows(),
+        "checks": checks(rank),
+    }
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
 
 

@@ -54,6 +54,21 @@ def test_the_fallback_is_tried_whatever_the_model_says_and_used_if_fastest() -> 
         assert found[-1] == expected
 
 
+def test_calls_that_differ_much_are_tried_more_often() -> None:
+    choice = Choice({"ring": 100.0, "tree": 120.0, "hierarchical": 130.0}, "ring")
+    ring_ns = iter([150.0, 150.0, 100.0, *[100.0] * 20])
+    found = []
+    for _ in range(20):
+        found.append(choice.next())
+        constant = {"tree": 120.0, "hierarchical": 130.0}
+        spent_ns = next(ring_ns) if found[-1] == "ring" else constant[found[-1]]
+        choice.observe(found[-1], spent_ns)
+    assert found[:9] == ["ring"] * 3 + ["tree"] * 3 + ["hierarchical"] * 3
+    # Of 150, 150, 100 the median is above the tree's; with 100, 100 more it is not.
+    assert found[9:] == ["ring"] * 11
+    assert choice.measured_ns["tree"].maxlen == 9
+
+
 def test_a_little_faster_is_no_reason_to_change() -> None:
     choice = Choice({"ring": 100.0, "tree": 101.0}, "ring")
     used(choice, {"ring": 100.0, "tree": 101.0}, 10)

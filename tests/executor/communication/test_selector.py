@@ -43,6 +43,24 @@ def test_ranks_change_together_and_only_between_steps(
 
 
 @pytest.mark.slow
+def test_a_link_that_becomes_slow_is_seen_and_all_ranks_choose_anew(
+    on_four_ranks: list[dict[str, Any]],
+) -> None:
+    seen = [found["slows"] for found in on_four_ranks]
+    assert all(found == seen[0] for found in seen)
+    # 2 MB/s, of which a ring's round uses all; this machine's own rate is a thousand times that.
+    assert 1e6 < seen[0]["after"] < 3e6 < seen[0]["before"] / 3
+    events = seen[0]["events"]
+    reasons = [event["reason"] for event in events if "after" not in event]
+    assert any("as a rule, and now" in reason for reason in reasons)
+    tried = {event["after"] for event in events if event.get("is_trial")}
+    assert {"tree", "native", "ring"} <= tried | {event.get("before") for event in events}
+    settled = [event for event in events if not event.get("is_trial", True)]
+    for event in settled:  # the first of the times that it names is the least
+        assert event["reason"].startswith(f"fastest; {event['after']} ")
+
+
+@pytest.mark.slow
 def test_links_are_measured_at_first_and_when_a_bandwidth_falls(
     on_four_ranks: list[dict[str, Any]],
 ) -> None:
