@@ -107,7 +107,7 @@ def test_codecs_named_on_the_command_line():
     assert codecs_named("one_bit, top_k:0.001") == ("one_bit", "top_k:0.001")
     assert codecs_named("fp8:e5m2,128,int8") == ("fp8:e5m2,128", "int8")
     assert set(codecs_named("all")) == {
-        "one_bit", "top_k", "fp16", "fp8", "int8", "int4", "low_rank",
+        "one_bit", "top_k", "fp16", "fp8", "int8", "int4", "low_rank", "zero_one",
     }  # fmt: skip
     with pytest.raises(PlanError, match="--codecs codec=int9"):
         codecs_named("int9")
