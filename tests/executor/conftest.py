@@ -92,6 +92,7 @@ def write_plan(
     """
     candidate = Candidate(**knobs)
     each = 8 if hosts == 1 else candidate.num_devices // hosts
+    devices = {"type": "cpu", "count": each}
     plan = Plan.model_validate(
         {
             "version": 1,
@@ -110,15 +111,9 @@ def write_plan(
                 "learning_rate": 1e-3,
                 "clip_norm": clip_norm,
             },
-            "cluster": {
-                "name": "here",
-                "nodes": [{"count": hosts, "devices": {"type": "cpu", "count": each}}],
-            },
+            "cluster": {"name": "here", "nodes": [{"count": hosts, "devices": devices}]},
             "candidate": candidate_mapping(candidate),
-            "mesh": {
-                "axes": {axis: getattr(candidate, axis) for axis in candidate.mesh_order},
-                "devices": [f"{i // each}:{i % each}" for i in range(candidate.num_devices)],
-            },
+            "mesh": _mesh(candidate, each),
             "schedule": {
                 "name": candidate.schedule,
                 "stages_per_rank": candidate.stages_per_rank,
@@ -134,6 +129,14 @@ def write_plan(
     path = folder / f"{name}.yaml"
     save_plan(plan, path)
     return path
+
+
+def _mesh(candidate: Candidate, each: int) -> dict[str, Any]:
+    """Ranks over hosts with so many devices each."""
+    return {
+        "axes": {axis: getattr(candidate, axis) for axis in candidate.mesh_order},
+        "devices": [f"{i // each}:{i % each}" for i in range(candidate.num_devices)],
+    }
 
 
 def _stages(
