@@ -91,8 +91,6 @@ def write_plan(
     Its ranks fill so many hosts alike.
     """
     candidate = Candidate(**knobs)
-    each = 8 if hosts == 1 else candidate.num_devices // hosts
-    devices = {"type": "cpu", "count": each}
     plan = Plan.model_validate(
         {
             "version": 1,
@@ -111,9 +109,8 @@ def write_plan(
                 "learning_rate": 1e-3,
                 "clip_norm": clip_norm,
             },
-            "cluster": {"name": "here", "nodes": [{"count": hosts, "devices": devices}]},
+            **_placed(candidate, hosts),
             "candidate": candidate_mapping(candidate),
-            "mesh": _mesh(candidate, each),
             "schedule": {
                 "name": candidate.schedule,
                 "stages_per_rank": candidate.stages_per_rank,
@@ -131,11 +128,16 @@ def write_plan(
     return path
 
 
-def _mesh(candidate: Candidate, each: int) -> dict[str, Any]:
-    """Ranks over hosts with so many devices each."""
+def _placed(candidate: Candidate, hosts: int) -> dict[str, Any]:
+    """The cluster, and the ranks on it."""
+    each = 8 if hosts == 1 else candidate.num_devices // hosts
+    nodes = [{"count": hosts, "devices": {"type": "cpu", "count": each}}]
     return {
-        "axes": {axis: getattr(candidate, axis) for axis in candidate.mesh_order},
-        "devices": [f"{i // each}:{i % each}" for i in range(candidate.num_devices)],
+        "cluster": {"name": "here", "nodes": nodes},
+        "mesh": {
+            "axes": {axis: getattr(candidate, axis) for axis in candidate.mesh_order},
+            "devices": [f"{i // each}:{i % each}" for i in range(candidate.num_devices)],
+        },
     }
 
 
