@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
+from claw_plan.profiles.codec_penalty import step_penalty
 from claw_plan.profiles.errors import InputError, near_matches
 
 Value = str | int | float
@@ -57,7 +58,7 @@ class CodecDescriptor:
     this over the device's memory bandwidth. Counted from the kernels, reads and writes."""
     decode_bytes: float
     step_penalty: float
-    """Steps until the same loss, as a multiple of those without a codec."""
+    """Steps until the same loss, as a multiple of those without a codec (`codec_penalty`)."""
     payload_bytes: Callable[[int], int]
 
     @property
@@ -166,7 +167,6 @@ class _Form:
     encode_bytes: float
     decode_bytes: float
     needs_error_feedback: bool = True
-    step_penalty: float = 1.0
 
 
 def _choice(name: str, *choices: str) -> _Parameter:
@@ -224,8 +224,6 @@ _FORMS: Mapping[str, _Form] = MappingProxyType(
             lambda numel, scale: 4 + -(-numel // 8),
             encode_bytes=8.125,
             decode_bytes=4.125,
-            # bench/convergence.py: loss +0.27 %, where AdamW's falls as steps^-0.24.
-            step_penalty=1.01,
         ),
         # Codes are those of one_bit; the parameter says how seldom there are any.
         ZERO_ONE: _Form(
@@ -233,9 +231,6 @@ _FORMS: Mapping[str, _Form] = MappingProxyType(
             lambda numel, longest_away: 4 + -(-numel // 8),
             encode_bytes=8.125,
             decode_bytes=4.125,
-            # bench/convergence.py, 64 variances at each distance, 4 steps apart: loss +2.14 %,
-            # where AdamW's falls as steps^-0.24; longer away is not measured.
-            step_penalty=1.09,
         ),
         # Selecting reads all about four times (radix select by bytes of the magnitude), then
         # once more to collect.
@@ -244,8 +239,6 @@ _FORMS: Mapping[str, _Form] = MappingProxyType(
             lambda numel, density, momentum: PAIR_BYTES * kept_elements(density, numel),
             encode_bytes=20,
             decode_bytes=4,
-            # bench/convergence.py, density .001: as far in 2,000 steps as AdamW in 700.
-            step_penalty=2.86,
         ),
         # Of one vector, which travels whole; of matrices `Factors` says more. Kernels are those
         # of planner/low_rank.py.
@@ -254,9 +247,6 @@ _FORMS: Mapping[str, _Form] = MappingProxyType(
             lambda numel, rank: 4 * numel,
             encode_bytes=0,
             decode_bytes=0,
-            # bench/convergence.py, rank 4: loss +4.26 %, where AdamW's falls as steps^-0.24. On
-            # matrices larger than its 64 x 256 less is lost.
-            step_penalty=1.19,
         ),
         "threshold": _Form(
             (_number("threshold", None, float, 0.0, 3e38), _MOMENTUM),
@@ -312,7 +302,7 @@ def describe_codec(text: str) -> CodecDescriptor:
         needs_error_feedback=form.needs_error_feedback,
         encode_bytes=form.encode_bytes,
         decode_bytes=form.decode_bytes,
-        step_penalty=form.step_penalty,
+        step_penalty=step_penalty(name, parameters),
         payload_bytes=lambda numel: form.payload_bytes(numel, *parameters.values()),
     )
 
