@@ -243,7 +243,7 @@ _FORMS: Mapping[str, _Form] = MappingProxyType(
         # Of one vector, which travels whole; of matrices `Factors` says more. Kernels are those
         # of planner/low_rank.py.
         LOW_RANK: _Form(
-            (_number("rank", 4, int, 1, LARGEST_RANK),),
+            (_number("rank", 16, int, 1, LARGEST_RANK),),
             lambda numel, rank: 4 * numel,
             encode_bytes=0,
             decode_bytes=0,

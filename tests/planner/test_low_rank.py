@@ -12,7 +12,7 @@ def test_which_candidates_send_factors():
     assert not is_low_rank(Candidate(codec="int8")) and not is_low_rank(Candidate())
     factors = factors_in(Candidate(codec="low_rank:2"), [(6, 10), (7,)])
     assert (factors.rank, factors.left, factors.right, factors.whole) == (2, 12, 20, 7)
-    assert factors_in(Candidate(codec="low_rank"), []).rank == 4
+    assert factors_in(Candidate(codec="low_rank"), []).rank == 16
 
 
 def test_a_vector_is_only_copied(toys):
