@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ OF_GRADIENTS = {"fp16": 1e-4, "fp8": 0.02, "int8": 2e-3, "int4": 0.05}
 """How far losses may be from those of whole gradients after eight steps."""
 
 OF_MOMENTUM = ("one_bit", "top_k:0.05", "threshold:0.001")
-LOW_RANK = "low_rank:2"
+LOW_RANK, ZERO_ONE = "low_rank:2", "zero_one:2"
+CORRECTED = "top_k:0.01,0.9"
+OPTIMIZERS = {"sgd": "sgd", "lamb": "lamb", "lamb_bit": "lamb"}
+"""Of plans that are not trained with AdamW."""
+
 WARMUP = 3
 
 BUCKETS = (2, 12, 12, 12, 14)
@@ -46,6 +51,9 @@ def found(tiny_plan: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
     options: dict[str, dict[str, Any]] = {"whole": {}}
     options |= {name.partition(":")[0]: {"codec": name} for name in (*OF_MOMENTUM, *OF_GRADIENTS)}
     options |= {"low_rank": {"codec": LOW_RANK, "bucket_bytes": 9000}}
+    options |= {"sgd": {"codec": CORRECTED}}
+    options |= {"lamb": {}, "lamb_bit": {"codec": "one_bit"}}
+    options |= {"zero_one": {"codec": ZERO_ONE}}
     options |= {"low_rank_ring": {"codec": LOW_RANK, "collective": "ring"}}
     options |= {name: {"collective": name} for name in ALGORITHMS}
     options |= {"small_buckets": {"codec": "int8", "bucket_bytes": 9000}}
@@ -53,6 +61,9 @@ def found(tiny_plan: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
     options |= {"ordered": {"buckets": BUCKETS, "bucket_order": (0, 1, 4, 2, 3)}}
     options |= {"one_bit_other": {"codec": "one_bit", "bucket_bytes": 9000}}
     plans = [tiny_plan(name, dp_replicate=4, **knobs) for name, knobs in options.items()]
+    for plan in plans:
+        optimizer = OPTIMIZERS.get(plan.stem, "adamw")
+        plan.write_text(plan.read_text().replace("optimizer: adamw", f"optimizer: {optimizer}"))
     ranks = [
         subprocess.Popen(
             [sys.executable, str(RANKS), str(rank), "4", str(folder), *map(str, plans)],
@@ -104,6 +115,21 @@ def test_low_rank_gradients_are_those_of_power_sgd_after_a_warm_up(found: Found)
 
 
 @pytest.mark.slow
+def test_a_run_records_when_gradients_are_ready_the_same_on_all_ranks(found: Found) -> None:
+    for way in ("whole", "in_turn", "ordered"):
+        times = found[0][way]["ready"]
+        assert all(rank[way]["ready"] == times for rank in found)
+        # Blocks one after the other, the tied table with the first layer of all.
+        blocks = [
+            max(ns for name, ns in times.items() if name.startswith(f"transformer.h.{block}."))
+            for block in (3, 2, 1, 0)
+        ]
+        assert 0 < blocks[0] < blocks[1] < blocks[2] < blocks[3]
+        assert times["transformer.wte.weight"] >= blocks[2]
+    assert not found[0]["int8"]["ready"] and not found[0]["ring"]["ready"]
+
+
+@pytest.mark.slow
 def test_low_rank_moves_and_keeps_what_planning_says(
     found: Found,
     tiny_plan: Callable[..., Path],
@@ -116,6 +142,68 @@ def test_low_rank_moves_and_keeps_what_planning_says(
     factors = factors_of([tuple(mean.shape) for mean in ranks[0]["means"]], 2)
     kept = sum(tensor.nbytes for tensor in ranks[0]["state"].values())
     assert kept == factors.state_bytes()
+
+
+@pytest.mark.slow
+def test_replicas_of_zero_one_adam_meet_as_planned(
+    found: Found,
+    tiny_plan: Callable[..., Path],
+    predicted_traffic: Callable[[Path], list[dict[Kind, Moved]]],
+) -> None:
+    """Of three steps of warm-up the last sends a bit; then they meet in steps 4, 6 and 8."""
+    losses, whole = found[0]["zero_one"]["losses"], found[0]["whole"]["losses"]
+    assert losses[:3] == pytest.approx(whole[:3], abs=1e-6)
+    assert losses == pytest.approx(whole, abs=0.05)
+    ranks = [rank["zero_one"]["apart"] for rank in found]
+    plan = tiny_plan("zero_one", dp_replicate=4, codec=ZERO_ONE)
+    planned = predicted_traffic(plan)
+    for step in range(8):
+        flats = [rank["flats"][step] for rank in ranks]
+        meets, is_warm = step + 1 not in (5, 7), step >= WARMUP
+        assert [rank["equal"][step] for rank in ranks] == [(meets, meets and is_warm)] * 4
+        assert all(torch.equal(flat, flats[0]) for flat in flats) == meets
+        counted = [
+            {Kind(*row[:3]): Moved(*row[3:]) for row in rank["moved"][step]} for rank in ranks
+        ]
+        assert bool(differences(planned, counted)) != (meets and is_warm)
+        kinds = {kind.op for kind in counted[0]}
+        assert kinds == ({"all_reduce"} if not meets or step < 2 else {*kinds, "all_to_all"})
+    assert torch.equal(ranks[1]["again"], ranks[1]["flats"][-1])
+
+
+@pytest.mark.slow
+def test_momentum_before_top_k_is_deep_gradient_compressions(found: Found) -> None:
+    """Its recursion in one process: u = .9 u + g, v += u; what of v is large goes, of both."""
+    ranks = [rank["sgd"]["steps"] for rank in found]
+    numel = ranks[0][0]["own"].numel()
+    edges = [min(numel, 8 * (-(-numel // 8) * part // 4)) for part in range(5)]
+    velocity, unsent = np.zeros((4, numel)), np.zeros((4, numel))
+    left = np.zeros(numel)
+    for step in range(len(ranks[0])):
+        velocity = 0.9 * velocity + np.stack([rank[step]["own"].numpy() for rank in ranks])
+        unsent += velocity
+        mean = left.copy()
+        for start, stop in pairwise(edges):
+            kept = -(-(stop - start) // 100)
+            for rank in range(4):
+                large = start + np.argsort(-abs(unsent[rank, start:stop]))[:kept]
+                mean[large] += unsent[rank, large] / 4
+                unsent[rank, large] = velocity[rank, large] = 0
+            large = start + np.argsort(-abs(mean[start:stop]))[:kept]
+            left[start:stop] = mean[start:stop]
+            left[large] = 0
+        expected = 0.1 * (mean - left)
+        for rank in ranks:
+            np.testing.assert_allclose(rank[step]["moved"].numpy(), expected, atol=1e-6)
+    assert np.count_nonzero(expected) == sum(-(-(b - a) // 100) for a, b in pairwise(edges))
+
+
+@pytest.mark.slow
+def test_lamb_sends_its_momentum_as_bits_after_a_warm_up(found: Found) -> None:
+    bits, whole = found[0]["lamb_bit"]["losses"], found[0]["lamb"]["losses"]
+    assert bits[: WARMUP + 1] == pytest.approx(whole[: WARMUP + 1], abs=1e-6)
+    assert bits == pytest.approx(whole, abs=0.05) and bits != whole
+    assert whole[2] != found[0]["whole"]["losses"][2]
 
 
 @pytest.mark.slow
@@ -141,7 +229,7 @@ def test_a_resumed_run_goes_on_with_the_same_bits_on_every_rank(found: Found) ->
             if "resumed" in own:
                 assert torch.equal(own["resumed"], own["flat"]), name
                 assert own["note"] == ""
-        assert len([own for own in rank.values() if "resumed" in own]) == 12
+        assert len([own for own in rank.values() if "resumed" in own]) == 15
 
 
 @pytest.mark.slow
@@ -193,4 +281,4 @@ def test_which_codecs_carry_momentum(tiny_plan: Callable[..., Path]) -> None:
             carried.add(codec)
         sgd = plan.training.model_copy(update={"optimizer": "sgd"})
         assert not sends_momentum(plan.model_copy(update={"training": sgd}), loaded)
-    assert carried == {"one_bit", "top_k", "threshold"}
+    assert carried == {"one_bit", "top_k", "threshold", "zero_one"}

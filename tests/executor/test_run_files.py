@@ -7,6 +7,7 @@ import pytest
 
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.run_files import (
+    MEASUREMENTS,
     make_run_folder,
     measurements_of,
     median_timeline,
@@ -20,6 +21,7 @@ from claw_plan.executor.run_files import (
 )
 from claw_plan.executor.train import RankRecord
 from claw_plan.planner.plan import load_plan
+from claw_plan.profiles.profile import load_profile
 from claw_plan.profiles.work import CollectiveWork, OpWork
 from claw_plan.simulator.timeline import Span
 
@@ -69,6 +71,15 @@ def test_a_collective_lasts_as_long_as_on_its_slowest_rank(tiny_plan: Callable[.
     assert by_work[GEMM].samples_ns == (10, 12, 10, 12)
     assert by_work[REDUCE].device == f"{by_work[GEMM].device}/loopback"
     assert {m.ranks_per_host for m in found} == {2}
+
+
+def test_ready_times_are_kept_for_profiles(tiny_plan: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path / "runs", tiny_plan("ready", microbatch_size=2))
+    one, two = records()
+    one.ready_ns = {"head": 5, "table": 9}
+    write_run(folder, [one, two], RANKS)
+    (times,) = load_profile(folder / MEASUREMENTS).gradients
+    assert (times.microbatch_size, times.ready_ns) == (2, {"head": 5, "table": 9})
 
 
 def test_the_first_step_does_not_count_and_the_slowest_rank_does(

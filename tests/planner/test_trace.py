@@ -190,6 +190,7 @@ def test_values_that_decide_need_real_tensors() -> None:
     assert graph.assumptions[1].startswith("never used, so without a gradient: blocks.1.norm")
     assert "real tensors" in graph.no_tensor_parallel
     assert graph.may_miss
+    assert stack("Pairwise()").may_miss  # its head has no part in the loss
 
 
 def test_too_large_for_real_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
