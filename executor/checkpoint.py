@@ -7,6 +7,7 @@ the live tensors of any plan of the same model from whatever plan wrote them.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import pickle
 import shutil
@@ -155,7 +156,17 @@ class Checkpointer:
         return Box(path=box.path, shape=box.shape, offsets=box.offsets, tensor=copy)
 
     def _write(self, partial: Path, boxes: Sequence[Box], header: Header) -> None:
-        write_boxes(boxes, partial, self._group)
+        needed = torch.tensor(sum(box.tensor.nbytes for box in boxes))
+        dist.all_reduce(needed, group=self._group)
+        try:
+            write_boxes(boxes, partial, self._group)
+        except CheckpointException as error:
+            if any(is_full(cause) for cause, _ in error.failures.values()):
+                raise ExecutionError(
+                    f"no space left on {partial.parent}, {needed.item()} bytes needed; free some, "
+                    "keep fewer checkpoints, or name another --checkpoint-dir"
+                ) from None
+            raise
         if self._rank == 0:
             commit(partial, header, self._keep)
 
@@ -282,6 +293,11 @@ def read(boxes: Sequence[Box], path: Path, group: dist.ProcessGroup | None) -> N
         read_boxes(boxes, path, group)
     except (CheckpointException, OSError, RuntimeError) as error:
         raise ExecutionError(f"cannot read {path}: {why(error)}; {REMEDY}") from None
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a disk, or one's part of it, has no room left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def why(error: BaseException) -> str:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.planner import (
     LoadPlan,
     ReadItem,
     SavePlan,
+    SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
@@ -36,6 +37,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from claw_plan.executor.checkpoint_layout import Shape, box_of
 
@@ -61,13 +64,14 @@ class Box:
 def write_boxes(boxes: Sequence[Box], folder: Path, group: dist.ProcessGroup | None) -> None:
     """Writes the boxes of all ranks of the group, which must be disjoint and fill their tensors.
 
-    Tensors are on the CPU. Raises DCP's CheckpointException, on all ranks, when one cannot.
+    Tensors are on the CPU. Raises DCP's CheckpointException, on all ranks, when one cannot; what
+    the system refused is an OSError in it.
     """
     # DCP warns of what is meant here: a folder that exists, and one process without a group.
     with warnings.catch_warnings(action="ignore"):
         save(
             {},
-            storage_writer=FileSystemWriter(folder),
+            storage_writer=_Writer(folder),
             planner=_WriteBoxes(boxes),
             process_group=group,
             no_dist=group is None,
@@ -90,6 +94,21 @@ def tensors_in(folder: Path) -> Mapping[str, TensorStorageMetadata]:
     """Shape, dtype and boxes of every tensor of a checkpoint, by key."""
     held = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {key: value for key, value in held.items() if isinstance(value, TensorStorageMetadata)}
+
+
+class _Writer(FileSystemWriter):
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """As torch's, but a full disk stays the OSError that it was.
+
+        Torch closes its archive behind it, which fails too, and only that error would reach the
+        other ranks.
+        """
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 class _WriteBoxes(DefaultSavePlanner):

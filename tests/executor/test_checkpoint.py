@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import resource
 import runpy
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +206,34 @@ def test_what_cannot_be_written_leaves_the_state_and_the_older_ones(
     checkpointer.save(3)
     assert checkpointer.finish() == ""
     assert [found.name for found in checkpoints_in(path.parent)] == ["step-00000003"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 100 kB; skips where nobody may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no small file system can be mounted here: {error}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_with_what_is_needed(
+    trained: tuple[ParallelModel, Path], small_disk: Path
+) -> None:
+    compiled, _ = trained
+    checkpointer = Checkpointer(compiled, small_disk / "c")
+    checkpointer.save(2)
+    numbers = sum(p.numel() for p in compiled.trainable())
+    said = re.search(r"no space left on (\S+), (\d+) bytes needed", checkpointer.finish())
+    assert said is not None and said[1] == str(small_disk / "c")
+    # AdamW's two states beside each weight, fp32; a step for each tensor, tables of ends twice.
+    assert 12 * numbers <= int(said[2]) < 13 * numbers
+    assert list((small_disk / "c").iterdir()) == []
 
 
 def test_options_that_training_changed_are_kept_and_others_are_the_plans() -> None:
