@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -80,10 +80,25 @@ def test_where_replicas_meet_their_averages_may_change(scorer):
     knobs = {each.knob for each in found}
     assert knobs >= {"collective", "codec", "bucket_bytes"}
     assert {n.value for n in found if n.knob == "codec"} == {
-        "one_bit", "top_k", "fp16", "fp8", "int8", "int4",
+        "one_bit", "top_k", "fp16", "fp8", "int8", "int4", "low_rank", "zero_one",
     }  # fmt: skip
     sharded = {n.knob for n in neighbours(scorer, Candidate(dp_shard=4), timed=False)}
     assert not sharded & {"collective", "codec", "bucket_bytes"}
+
+
+def test_codecs_and_algorithms_are_neighbours_of_each_other(scorer):
+    """Eight replicas on two nodes: codes may travel between nodes alone, and not by a tree."""
+    coded = Candidate(dp_replicate=8, codec="int8")
+    found = {n.value: n for n in neighbours(scorer, coded, timed=False) if n.knob == "collective"}
+    assert {n.candidate.codec for n in found.values()} == {"int8"}
+    assert found["hierarchical"].fits and found["ring"].fits
+    assert "gathered in parts" in found["tree"].refused
+    on_one = replace(coded, dp_replicate=4)
+    found = {n.value: n for n in neighbours(scorer, on_one, timed=False) if n.knob == "collective"}
+    assert "nothing would be encoded" in found["hierarchical"].refused
+    by_tree = replace(coded, codec="none", collective="tree")
+    found = {n.value: n for n in neighbours(scorer, by_tree, timed=False) if n.knob == "codec"}
+    assert found["int8"].candidate.collective == "auto"
 
 
 def test_orders_in_which_ranks_lie_otherwise_are_neighbours(scorer):
