@@ -29,7 +29,7 @@ class Composition:
 def _composition(axes: str, proven_by: str) -> Composition:
     names = frozenset(axes.split())
     schedules = frozenset(SCHEDULES) if "pp" in names else frozenset({"1F1B"})
-    if names in ({"pp"}, {"pp", "tp"}, {"pp", "dp_replicate"}):
+    if "pp" in names and names <= {"pp", "tp", "dp_replicate"}:
         schedules |= frozenset(ASYNCHRONOUS)
     return Composition(axes=names, schedules=schedules, proven_by=proven_by)
 

@@ -78,6 +78,10 @@ CLOSE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "gpt_pp4": ({"pp": 4}, [FP64 | CLIPS, FP64 | CLIPS | {"saves": 1}]),
     "gpt_pp2_tp2": ({"pp": 2, "tp": 2}, [FP64, FP64 | CLIPS]),
     "gpt_pp2_tp2_sp": ({"pp": 2, "tp": 2, "sequence_parallel": True}, [FP64]),
+    "gpt_pp2_dp2_tp2": (
+        {"pp": 2, "dp_replicate": 2, "tp": 2, "sequence_parallel": True, "global_batch": 16},
+        [FP64, FP64 | CLIPS],
+    ),
     "gpt_pp2_dp2": ({"pp": 2, "dp_replicate": 2, "global_batch": 16}, [FP64 | CLIPS]),
 }
 """A GPT with tied ends, where sums are in another order than in one process."""
