@@ -48,8 +48,8 @@ CASES = {
     "small": Case(sizes=(4 << 10, 64 << 10, 1 << 20), repeats=5, steps=40),
     "large": Case(sizes=(4 << 20,), repeats=3, steps=26),
     "nodes": Case(hosts=3, ranks=2, sizes=(1 << 20,), repeats=5, steps=30),
-    "checks": Case(sizes=(1 << 20, 4 << 20, 16 << 20), repeats=9),
-    "changed": Case(sizes=(128 << 10, 1 << 20), repeats=5),
+    "checks": Case(sizes=(1 << 20, 4 << 20, 16 << 20), repeats=4),
+    "changed": Case(sizes=(128 << 10, 1 << 20), repeats=9),
 }
 
 

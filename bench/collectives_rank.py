@@ -24,7 +24,7 @@ from claw_plan.profiles.collective_algorithms import Links, time_ns
 from claw_plan.profiles.collective_schedules import ALGORITHMS, node_sizes
 from claw_plan.profiles.units import NS_PER_MS
 
-WARM_UPS = 1
+WARM_UPS, IN_A_ROW = 1, 3
 PATIENCE = 120
 """Steps in which a selector must have settled, or have seen a change."""
 
@@ -189,11 +189,12 @@ def checks(group: CollectiveGroup, size: int, repeats: int) -> dict[str, float]:
         compared.step_ended(1)
 
     calls = {"plain": lambda: ring.all_reduce(flat), "checked": checked}
-    for repeat in range(WARM_UPS + repeats):
+    for _ in range(repeats):
         for name, call in calls.items():
-            spent = slowest_ms(call)
-            if repeat >= WARM_UPS:
-                times[name].append(spent)
+            # in a row, as in a run: the sums of one travel beside the next
+            spent = [slowest_ms(call) for _ in range(WARM_UPS + IN_A_ROW)]
+            times[name] += spent[WARM_UPS:]
+        compared.settle()
     started = time.process_time_ns()
     for _ in range(repeats):
         checksum(flat)
