@@ -39,7 +39,7 @@ def Adam(  # noqa: N802  # called like the class of torch that it stands for
 ) -> torch.optim.AdamW | CompressedOptimizer:
     """Torch's AdamW, or with `compress` one whose ranks exchange compressed momentum.
 
-    `compression` is '1bit' (1-bit Adam), '0/1' (0/1 Adam), 'low_rank:4' (PowerSGD of rank 4), or
+    `compression` is '1bit' (1-bit Adam), '0/1' (0/1 Adam), 'low_rank:16' (PowerSGD of rank 16), or
     a codec of the momentum such as 'top_k:0.001'. `warmup_steps` first steps exchange whole
     gradients. Weights decay apart from the gradient; without decay AdamW is Adam. `group` are the
     replicas, None: all ranks.
@@ -69,6 +69,6 @@ def _rank_of(compression: str) -> int:
     _, _, rank = compression.partition(":")
     if not rank.isdigit() or int(rank) < 1:
         raise ExecutionError(
-            f"compression={compression!r}: say of which rank, at least 1, as in 'low_rank:4'"
+            f"compression={compression!r}: say of which rank, at least 1, as in 'low_rank:16'"
         )
     return int(rank)
