@@ -61,6 +61,15 @@ MOMENTUM_BYTES, MOVE_BYTES = 40, 24
 beyond AdamW's own step (52 less 28): the rate taken out again (24), the momentum kept (8), weights
 decayed and moved (20). Counted from executor.optimizers.one_bit_adam."""
 
+WITH_MOMENTUM = ("adamw", "lamb")
+"""Optimizers whose momentum may travel."""
+
+LAYER_BYTES = 84
+"""Moved for each element where LAMB's momentum travels, beyond 1-bit Adam's step and LAMB's own
+(116): the momentum is copied (8), the gradient (28) and newer second moments (24) are made of it
+again, their roots (24) compared with the frozen ones (40), and each layer decays and moves (60),
+less what both count already (100). Counted from executor.optimizers.one_bit_lamb."""
+
 ADD = "communication.add"
 """How measurements may name what a rank does to add up the messages of an all-reduce."""
 
@@ -153,7 +162,9 @@ def _encoded(problem: Problem, candidate: Candidate, elements: int, nodes: int) 
         problem.cost.op(work).ns
         for work in codec_works(codec, found.elements, found.ranks, of_momentum)
     )
-    first_ns = last_ns = 0
+    first_ns, last_ns = 0, 0
+    if optimizer == "lamb" and of_momentum:
+        last_ns = problem.memory_op_ns(LAYER_BYTES * elements)
     if not of_momentum:
         first_ns = _largest_ns(problem, codec, elements)
         last_ns = problem.memory_op_ns(CHECK_BYTES * elements)
@@ -236,7 +247,7 @@ def agrees_on_overflow(candidate: Candidate, optimizer: str | None) -> bool:
 
 def sends_momentum(candidate: Candidate, optimizer: str | None) -> bool:
     """Whether the optimizer exchanges its momentum after the backward, and no gradients."""
-    return optimizer == "adamw" and candidate.codec.partition(":")[0] in OF_MOMENTUM
+    return optimizer in WITH_MOMENTUM and candidate.codec.partition(":")[0] in OF_MOMENTUM
 
 
 def _waits_for_the_wire(problem: Problem, nodes: int) -> bool:
@@ -286,11 +297,14 @@ def residual_bytes(problem: Problem, candidate: Candidate, elements: int) -> int
     if candidate.codec == "none" or candidate.dp * candidate.cp == 1:
         return 0
     codec, ranks = known_codec(candidate.codec), candidate.dp_replicate
+    # On a CPU the last residual and the next take turns (kernels.error_feedback).
+    kept = 2 if problem.device.kind == "cpu" else 1
     if scatters_codes(candidate):
-        return codec.state_bytes(elements)
+        return kept * codec.state_bytes(elements)
     if candidate.collective == "hierarchical":
         nodes = group_nodes(candidate, AXIS, problem.devices_per_node)
         # What a rank encodes is a part of its node's sum.
         elements, ranks = max(part_sizes(elements, ranks // nodes)), nodes
     velocity = STORED_BYTES * elements if codec.momentum else 0
-    return velocity + codec.state_bytes(elements) + codec.state_bytes(-(-elements // ranks))
+    errors = codec.state_bytes(elements) + codec.state_bytes(-(-elements // ranks))
+    return velocity + kept * errors

@@ -10,13 +10,21 @@ Not modelled: workspaces of libraries. Fragmentation is `allocator`'s; the headr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from sys import maxsize
+from typing import Any
 
 from claw_plan.planner.allocator import Shown, needed, shown, shown_by_host
+from claw_plan.planner.averaging import scatters_codes
 from claw_plan.planner.candidate import Candidate
+from claw_plan.planner.encoding_memory import (
+    carries_codes,
+    largest_bucket,
+    mean_bytes,
+    scattered_bytes,
+)
 from claw_plan.planner.memory_moments import Chunk, RankSizes, moments
 from claw_plan.planner.memory_states import (
     COPIED,
@@ -216,9 +224,9 @@ class MemoryModel:
         )
 
     def _meeting(self, candidate: Candidate) -> tuple[object, ...]:
-        """What decides how much of what it encodes a codec keeps."""
+        """What decides how much a codec keeps of what it encodes, and takes at once."""
         nodes = group_nodes(candidate, "dp_replicate", self.problem.devices_per_node)
-        return candidate.dp_replicate, candidate.collective, nodes
+        return candidate.dp_replicate, candidate.collective, nodes, candidate.bucket_bytes
 
     def _held(self, candidate: Candidate, rank: int, stages: int) -> Held:
         """Microbatches on each of a rank's stages when most are."""
@@ -248,7 +256,23 @@ class MemoryModel:
             gathered_after_forward=candidate.zero < 3,
             near_shards=candidate.shard_ranks // (candidate.reshard_ranks or maxsize),
             owned=owned_elements(self.problem, self.shards, candidate, spans) if copies else 0,
+            **self._encoding(candidate, chunks, kind),
         )
+
+    def _encoding(
+        self, candidate: Candidate, chunks: Sequence[Chunk], kind: str
+    ) -> dict[str, Any]:
+        """What sending codes takes for a moment, as `RankSizes` has it."""
+        if kind == COPIED or not carries_codes(candidate):
+            return {}
+        if scatters_codes(candidate):
+            return {"scattered": partial(scattered_bytes, self.problem, candidate)}
+        groups = [group for chunk in chunks for group in (*chunk.groups, chunk.root)]
+        elements, late = largest_bucket(candidate, groups), kind == SHARDED or candidate.pp > 1
+        # Made one vector first, where nothing laid gradients out as buckets.
+        flat = STORED_BYTES * elements * late
+        taken = flat + mean_bytes(self.problem, candidate, elements)
+        return {"averaged": taken, "averages_late": late}
 
     def _chunk(
         self, candidate: Candidate, start: int, stop: int, flight: int, late: int = 0

@@ -15,7 +15,7 @@ is read off torch's own FSDPMemTracker (tests/validation/test_memory_tracker.py 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -101,6 +101,11 @@ class Chunk:
         return self.root.trainable_shard + sum(group.trainable_shard for group in self.groups)
 
 
+def no_bytes(elements: int) -> int:
+    """What reducing takes where no codec does."""
+    return 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankSizes:
     """The sizes that the walks need.
@@ -108,7 +113,9 @@ class RankSizes:
     `compute` and `gradient` are bytes of an element in the precision of kernels, and in that in
     which gradients are accumulated. `near_shards` is how many shards of each block a rank keeps
     between forward and backward. `owned` counts the elements whose states a rank keeps where
-    the optimizer must first copy their gradients to fp32.
+    the optimizer must first copy their gradients to fp32. `averaged` are the bytes that a mean
+    through a codec takes, once a step or, not `averages_late`, of buckets that hold the
+    gradients; `scattered` those of reducing so many elements of a shard through one.
     """
 
     kind: str
@@ -120,6 +127,9 @@ class RankSizes:
     gathered_after_forward: bool
     near_shards: int = 0
     owned: int = 0
+    averaged: int = 0
+    averages_late: bool = True
+    scattered: Callable[[int], int] = no_bytes
 
     @property
     def stays_gathered(self) -> bool:
@@ -202,6 +212,8 @@ def _whole(sizes: RankSizes, chunk: Chunk) -> Iterator[Moment]:
         gradients = max(accumulated, min(made, everything))
         yield Moment(gradients=gradients, activations=peak)
         made, tail = made + tail, 0
+    if sizes.averaged:
+        yield Moment(gradients=everything * sizes.averages_late, workspace=sizes.averaged)
     yield Moment(gradients=everything, workspace=_step_bytes(chunk))
 
 
@@ -246,8 +258,9 @@ def _sharded_stage(sizes: RankSizes, chunk: Chunk, before: int) -> Iterator[Mome
     yield Moment(
         gradients=max(before, all_shards) + sizes.compute * chunk.root_head,
         gathered=buffer,
+        workspace=sizes.scattered(chunk.root.trainable_shard),
     )
-    yield Moment(gradients=all_shards, workspace=_step_bytes(chunk))
+    yield Moment(gradients=all_shards, workspace=max(sizes.averaged, _step_bytes(chunk)))
 
 
 def _sharded_forward(sizes: RankSizes, chunk: Chunk, gradients: int) -> Iterator[Moment]:
@@ -307,6 +320,7 @@ def _sharded_backward(
                 + max(own, STORED_BYTES * group.trainable_shard),
                 gathered=buffer + (everything if keeps else root + coming),
                 activations=after,
+                workspace=sizes.scattered(group.trainable_shard) if reduces else 0,
             )
         tail = compute * chunk.root_tail
         made += group.trainable_shard
