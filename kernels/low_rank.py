@@ -48,8 +48,9 @@ def unit_columns(columns: Tensor) -> Tensor:
 
     From there M Q has columns of lengths σ, in place of σ²: less for the scales of codes to span.
     """
-    length = columns.norm(dim=0, keepdim=True)
-    return columns / length.where(length > 0, 1)
+    length: Tensor = torch.linalg.vector_norm(columns, dim=0, keepdim=True)
+    scaled: Tensor = columns / length.where(length > 0, 1)
+    return scaled
 
 
 def orthonormal(columns: Tensor) -> Tensor:
