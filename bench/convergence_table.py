@@ -23,26 +23,30 @@ Found = Mapping[str, Any]
 Runs = dict[int, dict[str, dict[int, Found]]]
 """By steps, method and seed."""
 
-HEAD = (
-    "| method | seeds | final loss | gap to its whole gradients, same seeds | "
-    "steps to the same loss | MB sent by a rank | fewer | fewer in its last step |\n"
-    "|---|---|---|---|---|---|---|---|"
-)
+COLUMNS = (
+    "method", "seeds", "final loss", "gap to its whole gradients, same seeds", "MB sent by a rank",
+    "fewer", "fewer in its last step",
+)  # fmt: skip
+MULTIPLE = "steps to the same loss"
+"""A column more where AdamW was trained for other numbers of steps, too."""
 
 
 def table_of(known: Mapping[str, Found], steps: int) -> str:
     """One row for each method that has been run, in the order of METHODS."""
     runs = _by_steps(known)
     curve = _curve(runs, steps)
-    rows = [HEAD]
+    columns = (*COLUMNS, MULTIPLE) if len(curve) > 1 else COLUMNS
+    rows = [columns, ("---",) * len(columns)]
     for name, method in METHODS.items():
         by_seed = runs[steps].get(name, {})
         whole = runs[steps].get(method.against, {})
         seeds = sorted(by_seed.keys() & whole.keys())
         if seeds:
             pairs = [(by_seed[seed], whole[seed]) for seed in seeds]
-            rows.append(_row(method.title, pairs, curve if method.against == "adam" else {}))
-    return "\n".join(rows)
+            row, gap = _row(method.title, pairs)
+            multiple = f"{multiple_of_steps(gap, curve):.2f}" if method.against == "adam" else "-"
+            rows.append((*row, multiple)[: len(columns)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _by_steps(known: Mapping[str, Found]) -> Runs:
@@ -66,7 +70,12 @@ def _curve(runs: Runs, steps: int) -> dict[int, float]:
 
 
 def multiple_of_steps(gap: float, curve: Mapping[int, float]) -> float:
-    """How many times AdamW's steps a method takes whose loss is above AdamW's by `gap`."""
+    """How many times AdamW's steps a method takes whose loss is above AdamW's by `gap`.
+
+    NaN where AdamW was trained for one number of steps only.
+    """
+    if len(curve) < 2:
+        return math.nan
     points = sorted((-math.log(ratio), math.log(ran)) for ran, ratio in curve.items())
     at = -math.log(1 + gap)
     (x0, y0), (x1, y1) = next(
@@ -75,19 +84,23 @@ def multiple_of_steps(gap: float, curve: Mapping[int, float]) -> float:
     return math.exp(math.log(max(curve)) - (y0 + (at - x0) * (y1 - y0) / (x1 - x0)))
 
 
-def _row(title: str, pairs: Sequence[tuple[Found, Found]], curve: Mapping[int, float]) -> str:
+def _row(title: str, pairs: Sequence[tuple[Found, Found]]) -> tuple[tuple[str, ...], float]:
+    """The cells of COLUMNS, and the gap."""
     losses = [own["loss"] for own, _ in pairs]
     gap = statistics.mean(losses) / statistics.mean(whole["loss"] for _, whole in pairs) - 1
     own, whole = pairs[0]
     last = own["last_step_sent_bytes"]
-    fewer_last = f"{whole['last_step_sent_bytes'] / last:.1f}" if last else "nothing sent"
     spread = f" ({min(losses):.4f} to {max(losses):.4f})" if len(losses) > 1 else ""
-    multiple = f"{multiple_of_steps(gap, curve):.2f}" if len(curve) > 1 else "-"
-    return (
-        f"| {title} | {len(pairs)} | {statistics.mean(losses):.4f}{spread} | {gap:+.2%} | "
-        f"{multiple} | {own['sent_bytes'] / 1e6:.1f} | "
-        f"{whole['sent_bytes'] / own['sent_bytes']:.2f} | {fewer_last} |"
+    cells = (
+        title,
+        str(len(pairs)),
+        f"{statistics.mean(losses):.4f}{spread}",
+        f"{gap:+.2%}",
+        f"{own['sent_bytes'] / 1e6:.1f}",
+        f"{whole['sent_bytes'] / own['sent_bytes']:.2f}",
+        f"{whole['last_step_sent_bytes'] / last:.1f}" if last else "nothing sent",
     )
+    return cells, gap
 
 
 def write_table(target: Path, table: str) -> None:
