@@ -7,6 +7,8 @@ Keys and values are gathered where scores are made, or heads are exchanged for p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +24,27 @@ from claw_plan.planner.context_parallel_division import (
 from claw_plan.planner.context_parallel_ranks import gather, swap, total
 from claw_plan.planner.head_shard import HANDLERS, Arguments, HeadShard, whole_operand
 from claw_plan.planner.torch_private import attend_to_last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attention:
+    """A call whose queries are divided by positions; `settings` are those of every kernel."""
+
+    func: Function
+    q: HeadShard
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: Any
+    causal: bool
+    settings: Mapping[str, Any]
+    arguments: Arguments
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, *, causal: bool
+    ) -> torch.Tensor:
+        """The kernel on a rank's own tensors."""
+        made: torch.Tensor = self.func(q, k, v, mask, is_causal=causal, **self.settings)
+        return made
 
 
 @handles("scaled_dot_product_attention")
@@ -45,47 +68,43 @@ def _attention(func: Function, arguments: Arguments) -> Any:
         k, v = _gathered_pair(k, v)
         mask = whole(mask) if isinstance(mask, HeadShard) else mask
         return func(q, k, v, mask, is_causal=causal, **settings)
-    if division_of(q).kind == ALL_TO_ALL:
-        return _by_heads(func, q, k, v, mask, causal, settings, arguments)
-    return _by_positions(func, q, k, v, mask, causal, settings, arguments)
+    call = _Attention(
+        func=func, q=q, k=k, v=v, mask=mask, causal=causal, settings=settings, arguments=arguments
+    )
+    return _by_heads(call) if division_of(q).kind == ALL_TO_ALL else _by_positions(call)
 
 
-def _by_positions(
-    func: Function,
-    q: HeadShard,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: Any,
-    causal: bool,
-    settings: dict[str, Any],
-    arguments: Arguments,
-) -> HeadShard:
+def _by_positions(call: _Attention) -> HeadShard:
     """Own queries against gathered keys and values; causal chunks see what lies before them."""
-    k, v = _gathered_pair(k, v)
-    division, layout = division_of(q), q.divided
+    q, mask, layout = call.q, call.mask, call.q.divided
+    k, v = _gathered_pair(call.k, call.v)
     if mask is not None:
-        rows = int(q.shape[-2])
         own = mask.local if isinstance(mask, HeadShard) else mask
         if own is mask:
-            own = whole_operand(mask, 2, layout, rows, arguments)
-        return HeadShard(func(q.local, k, v, own, is_causal=causal, **settings), layout)
-    if not causal or division.is_planned:
+            own = whole_operand(mask, 2, layout, int(q.shape[-2]), call.arguments)
+        return HeadShard(call.attend(q.local, k, v, own, causal=call.causal), layout)
+    if not call.causal or division_of(q).is_planned:
         # One kernel of the whole square's flops, as all causal attention is counted.
-        return HeadShard(func(q.local, k, v, is_causal=causal, **settings), layout)
+        return HeadShard(call.attend(q.local, k, v, None, causal=call.causal), layout)
     if layout.parts != 2 or q.shape[-2] != k.shape[-2]:
-        raise arguments.refused("is causal over positions that are not those of the keys")
-    first, last = division.chunks
-    size = int(q.shape[-2]) // (2 * division.degree)
+        raise call.arguments.refused("is causal over positions that are not those of the keys")
+    return HeadShard(_causal_chunks(call, k, v), layout)
+
+
+def _causal_chunks(call: _Attention, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Each of a rank's two chunks of queries against the keys up to its own end."""
+    division = division_of(call.q)
+    size = int(call.q.shape[-2]) // (2 * division.degree)
     results = []
-    for chunk, queries in zip((first, last), q.local.chunk(2, -2), strict=True):
+    for chunk, queries in zip(division.chunks, call.q.local.chunk(2, -2), strict=True):
         seen = (chunk + 1) * size
         keys, values = k[..., :seen, :], v[..., :seen, :]
         if queries.device.type == "cpu":
             before = torch.ones(size, seen, dtype=torch.bool).tril(seen - size)
-            results.append(func(queries, keys, values, before, **settings))
+            results.append(call.attend(queries, keys, values, before, causal=False))
         else:
-            results.append(attend_to_last(queries, keys, values, **settings))
-    return HeadShard(torch.cat(results, -2), layout)
+            results.append(attend_to_last(queries, keys, values, **call.settings))
+    return torch.cat(results, -2)
 
 
 def _gathered_pair(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,45 +122,38 @@ def _gathered_pair(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torc
     return pair.unbind(0)  # type: ignore[return-value]
 
 
-def _by_heads(
-    func: Function,
-    q: HeadShard,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: Any,
-    causal: bool,
-    settings: dict[str, Any],
-    arguments: Arguments,
-) -> HeadShard:
+def _by_heads(call: _Attention) -> HeadShard:
     """All positions of a part of the heads, and back."""
-    division, degree = division_of(q), division_of(q).degree
-    if q.ndim < 3 or int(q.shape[-3]) % degree:
+    q, division = call.q, division_of(call.q)
+    if q.ndim < 3 or int(q.shape[-3]) % division.degree:
         heads = int(q.shape[-3]) if q.ndim > 2 else 1
-        raise arguments.refused(
-            f"exchanges heads for positions, and {heads} heads do not divide by cp={degree}; use "
-            "cp_comm_type=all_gather, or a degree that divides them"
+        raise call.arguments.refused(
+            f"exchanges heads for positions, and {heads} heads do not divide by "
+            f"cp={division.degree}; use cp_comm_type=all_gather, or a degree that divides them"
         )
-
-    def exchanged(tensor: torch.Tensor, what: str) -> torch.Tensor:
-        if not isinstance(tensor, HeadShard):
-            return division.own_heads(tensor)
-        local, heads = tensor.local, int(tensor.shape[-3])
-        if heads % degree:
-            if degree % heads:
-                raise arguments.refused(
-                    f"exchanges heads for positions, and {heads} heads of {what} neither divide "
-                    f"by cp={degree} nor the degree by them; use cp_comm_type=all_gather"
-                )
-            local = local.repeat_interleave(degree // heads, -3)  # each rank its own copy
-        return swap(local, -3, -2, division.context)
-
-    queries, keys, values = exchanged(q, "q"), exchanged(k, "keys"), exchanged(v, "values")
-    if isinstance(mask, HeadShard):
-        mask = whole(mask)
+    named = {"q": q, "keys": call.k, "values": call.v}
+    queries, keys, values = (_own_heads(call, each, what) for what, each in named.items())
+    mask = whole(call.mask) if isinstance(call.mask, HeadShard) else call.mask
     if mask is not None and mask.ndim > 2 and mask.shape[-3] != 1:
         mask = division.own_heads(mask)
-    result = func(queries, keys, values, mask, is_causal=causal, **settings)
+    result = call.attend(queries, keys, values, mask, causal=call.causal)
     return HeadShard(swap(result, -2, -3, division.context), q.divided)
+
+
+def _own_heads(call: _Attention, tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """A rank's part of the heads at all positions."""
+    division, degree = division_of(call.q), division_of(call.q).degree
+    if not isinstance(tensor, HeadShard):
+        return division.own_heads(tensor)
+    local, heads = tensor.local, int(tensor.shape[-3])
+    if heads % degree:
+        if degree % heads:
+            raise call.arguments.refused(
+                f"exchanges heads for positions, and {heads} heads of {what} neither divide "
+                f"by cp={degree} nor the degree by them; use cp_comm_type=all_gather"
+            )
+        local = local.repeat_interleave(degree // heads, -3)  # each rank its own copy
+    return swap(local, -3, -2, division.context)
 
 
 @handles("matmul __matmul__ bmm")
