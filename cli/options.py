@@ -92,7 +92,7 @@ PLANNING_OPTIONS = (
     ),
     click.option(
         "--optimizer",
-        type=click.Choice(["adamw", "sgd"]),
+        type=click.Choice(["adamw", "lamb", "sgd"]),
         help="Sets the optimizer's memory and time.  [default: adamw]",
     ),
     click.option(

@@ -76,7 +76,7 @@ def _refuse_momentum(plan: Plan, loaded: LoadedModel) -> None:
     knobs = plan.knobs()
     asked, of_momentum = f"codec={knobs.codec}", sends_momentum(plan, loaded)
     if describe_codec(knobs.codec).name == ZERO_ONE:
-        _refuse_moves(asked, knobs, of_momentum=of_momentum)
+        _refuse_moves(asked, knobs, is_adamw=of_momentum and plan.training.optimizer == "adamw")
     _refuse_shards(plan, asked, "codec=int8")
     if knobs.pp > 1 or knobs.dp_replicate == 1:
         raise ExecutionError(
@@ -101,9 +101,9 @@ def _refuse_momentum(plan: Plan, loaded: LoadedModel) -> None:
         )
 
 
-def _refuse_moves(asked: str, knobs: Candidate, *, of_momentum: bool) -> None:
+def _refuse_moves(asked: str, knobs: Candidate, *, is_adamw: bool) -> None:
     """Of 0/1 Adam, which is an optimizer of its own."""
-    if not of_momentum:
+    if not is_adamw:
         raise ExecutionError(
             f"{asked}: it sends what AdamW moves, but the plan trains with another optimizer; use "
             "optimizer: adamw and none in the model's file, or codec=int8"

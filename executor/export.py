@@ -124,6 +124,11 @@ def refuse(plan: Plan, path: Path) -> None:
     """Raises ExecutionError for what no plain script is written for."""
     knobs = plan.knobs()
     neutral = Candidate()
+    if plan.training.optimizer == "lamb":
+        raise ExecutionError(
+            "export: torch has no LAMB; plan again with --optimizer adamw, or use `from "
+            "claw_plan.executor import parallelize`"
+        )
     for name in ("cp", "ep", "collective", "codec", "offload"):
         if getattr(knobs, name) != getattr(neutral, name):
             raise ExecutionError(

@@ -8,6 +8,7 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
+from claw_plan.executor.optimizers.lamb import Lamb
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import PlanTraining
 
@@ -21,6 +22,8 @@ def make_optimizer(
     """
     if loaded.optimizer is not None:
         return loaded.optimizer(iter(parameters))
+    if training.optimizer == "lamb":
+        return Lamb(parameters, lr=training.learning_rate)
     kinds = {isinstance(parameter, DTensor) for parameter in parameters}
     foreach = False if len(kinds) > 1 else None
     if training.optimizer == "sgd":

@@ -32,10 +32,12 @@ from claw_plan.executor.mesh import Mesh
 from claw_plan.executor.optimizer import make_optimizer
 from claw_plan.executor.optimizers.compressed import CompressedOptimizer
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
+from claw_plan.executor.optimizers.one_bit_lamb import OneBitLamb
 from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
 from claw_plan.kernels.codec import codec_of
 from claw_plan.kernels.fp16_scale import Fp16Scale
 from claw_plan.kernels.plain import Half
+from claw_plan.planner.averaging import WITH_MOMENTUM
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.model_source import LoadedModel
 from claw_plan.planner.plan import Plan
@@ -171,8 +173,8 @@ def without_codec(plan: Plan) -> Plan:
 def sends_momentum(plan: Plan, loaded: LoadedModel) -> bool:
     """Whether the optimizer's momentum travels in place of gradients."""
     name = describe_codec(plan.knobs().codec).name
-    is_adamw = loaded.optimizer is None and plan.training.optimizer == "adamw"
-    return is_adamw and name in OF_MOMENTUM
+    has_momentum = loaded.optimizer is None and plan.training.optimizer in WITH_MOMENTUM
+    return has_momentum and name in OF_MOMENTUM
 
 
 def warmup_note(plan: Plan, loaded: LoadedModel, steps: int) -> str:
@@ -207,13 +209,15 @@ def optimizer_maker(
 
 
 def _momentum_optimizer(plan: Plan, mesh: Mesh, parameters: Sequence[nn.Parameter]) -> OneBitAdam:
-    """AdamW of the plan, its momentum through the codec."""
+    """AdamW or LAMB of the plan, its momentum through the codec."""
     training, codec = plan.training, describe_codec(plan.knobs().codec)
     options: dict[str, Any] = {
         "lr": training.learning_rate,
         "warmup_steps": training.codec_warmup_steps,
         **means_of(plan, mesh),
     }
+    if training.optimizer == "lamb":
+        return OneBitLamb(parameters, codec=plan.knobs().codec, **options)
     if codec.name != ZERO_ONE:
         return OneBitAdam(parameters, codec=plan.knobs().codec, **options)
     return ZeroOneAdam(

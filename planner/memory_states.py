@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from claw_plan.planner.averaging import residual_bytes
+from claw_plan.planner.averaging import residual_bytes, sends_momentum
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.low_rank import factors_in, is_low_rank
 from claw_plan.planner.offload import HOST_STATES
@@ -68,6 +68,8 @@ def held_parts(problem: Problem, shards: ShardSizes, candidate: Candidate, spans
         residuals = factors_in(candidate, _shapes(shards, spans)).state_bytes()
     else:
         residuals = residual_bytes(problem, candidate, encoded)
+    if problem.training.optimizer == "lamb" and sends_momentum(candidate, "lamb"):
+        residuals += STORED_BYTES * trainable  # newer second moments beside the frozen ones
     if is_zero_one(candidate):
         residuals += AWAY_BYTES * trainable
     return {

@@ -42,16 +42,16 @@ class PlanTraining(_Part):
 
     `clip_norm` is the largest norm of all gradients together, None for any. In float16 the loss
     scale is doubled after `loss_scale_window` steps without overflow. A codec that carries AdamW's
-    momentum begins after `codec_warmup_steps`; 15 to 25 % of all steps are usual. With zero_one
-    the warm-up renews second moments ever more seldom, their distance doubling after as many as
-    `variance_repeats`; afterwards that between meetings does, after `meeting_repeats`, up to the
-    codec's longest.
+    or LAMB's momentum begins after `codec_warmup_steps`; 15 to 25 % of all steps are usual. With
+    zero_one the warm-up renews second moments ever more seldom, their distance doubling after as
+    many as `variance_repeats`; afterwards that between meetings does, after `meeting_repeats`, up
+    to the codec's longest.
     """
 
     global_batch: int = Field(gt=0)
     seq_len: int | None = None
     precision: Literal["float32", "bfloat16", "float16"]
-    optimizer: Literal["adamw", "sgd"]
+    optimizer: Literal["adamw", "lamb", "sgd"]
     learning_rate: float = Field(default=3e-4, gt=0)
     clip_norm: float | None = Field(default=None, gt=0)
     loss_scale_window: int = Field(default=2000, gt=0)

@@ -19,8 +19,9 @@ from claw_plan.planner.model_source import LoadedModel, load_model
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_names import expert_rules
 from claw_plan.planner.plan_stages import stage_spans
+from claw_plan.planner.problem import WHOLE_PARAMETERS
 from claw_plan.planner.schedules import rank_of_stage, schedule_refusal
-from claw_plan.planner.supported import OF_MOMENTUM, nodes_refusal, refusal
+from claw_plan.planner.supported import OF_MOMENTUM, knob_refusal, nodes_refusal, refusal
 from claw_plan.planner.vocabulary_parallel import STYLES
 from claw_plan.profiles.cluster import Cluster
 from claw_plan.profiles.cluster_file import cluster_from_mapping
@@ -98,6 +99,18 @@ def check_against_model(graph: ModelGraph, candidate: Candidate, plan: Plan) -> 
         )
 
 
+def _optimizer(optimizer: str, candidate: Candidate) -> Iterator[str]:
+    """What goes with other optimizers only."""
+    for knob, value in WHOLE_PARAMETERS.items() if optimizer == "lamb" else ():
+        if getattr(candidate, knob) != value:
+            yield f"training.optimizer lamb takes norms of whole parameters; use {knob}={value}"
+    if candidate.codec.partition(":")[0] == ZERO_ONE and optimizer != "adamw":
+        yield "candidate.codec zero_one sends what AdamW moves; train with optimizer adamw"
+    is_known = not knob_refusal(candidate)
+    if is_known and describe_codec(candidate.codec).momentum and optimizer != "sgd":
+        yield f"candidate.codec {candidate.codec} keeps the momentum of sgd; train with it"
+
+
 def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
     if reason := refusal(candidate):
         yield reason
@@ -109,18 +122,14 @@ def _problems(plan: Plan, candidate: Candidate, where: str) -> Iterator[str]:
         yield "candidate.buckets act where dp_replicate is over 1, dp_shard and pp are 1"
     if candidate.bucket_order:
         yield from _bucket_order(plan, candidate)
-    precision, optimizer = plan.training.precision, plan.training.optimizer
-    codec = candidate.codec.partition(":")[0]
+    yield from _optimizer(plan.training.optimizer, candidate)
+    precision, codec = plan.training.precision, candidate.codec.partition(":")[0]
     of_replicas = candidate.collective != "auto" or codec in (*OF_MOMENTUM, LOW_RANK)
     if precision != "float32" and of_replicas:
         yield (
             "candidate.collective, low_rank, and codecs that carry momentum, act in float32; "
             "gradients of lower precisions are sharded"
         )
-    if codec == ZERO_ONE and optimizer != "adamw":
-        yield "candidate.codec zero_one sends what AdamW moves; train with optimizer adamw"
-    if not reason and describe_codec(candidate.codec).momentum and optimizer != "sgd":
-        yield f"candidate.codec {candidate.codec} keeps the momentum of sgd; train with it"
     if precision == "float16" and codec != "none":
         yield (
             "candidate.codec keeps what it has not sent, which would be in units of a loss scale "

@@ -34,13 +34,18 @@ STORED_BYTES = 4
 """Bytes of a stored parameter, gradient or optimizer state element: fp32 whatever the compute
 precision (executor/compile.py)."""
 
-OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
+OPTIMIZER_STATES = {"adamw": 2, "lamb": 2, "sgd": 0}
 """fp32 tensors an optimizer keeps for each parameter: two moments, or none (no momentum)."""
 
 
-OPTIMIZER_BYTES = {"adamw": 28, "sgd": 12}
+OPTIMIZER_BYTES = {"adamw": 28, "lamb": 116, "sgd": 12}
 """Bytes moved for each fp32 parameter in a step. AdamW reads parameter, gradient and two moments
-and writes all but the gradient (7 x 4); SGD reads two and writes one (3 x 4)."""
+and writes all but the gradient (7 x 4); SGD reads two and writes one (3 x 4). LAMB is several
+kernels (executor.optimizers.lamb): moments (32), their quotient (44), decay (12), norms (8), the
+scaled step (20)."""
+
+WHOLE_PARAMETERS = {"tp": 1, "dp_shard": 1, "cp": 1, "ep": 1, "offload": "none"}
+"""With these knobs every rank that updates a parameter holds all of it, as LAMB's norms need."""
 
 
 def optimizer_work(optimizer: str, elements: int) -> OpWork:

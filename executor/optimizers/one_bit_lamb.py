@@ -21,6 +21,7 @@ import torch.nn as nn
 
 from claw_plan.executor.optimizers.buckets import Bucket
 from claw_plan.executor.optimizers.compressed import Parameters, gradients
+from claw_plan.executor.optimizers.lamb import COEFFICIENTS, lamb_step
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam, prepare
 
 COEFFICIENT, FRESH, FACTOR = "coefficient", "fresh_exp_avg_sq", "factor"
@@ -38,7 +39,7 @@ class OneBitLamb(OneBitAdam):
         weight_decay: float = 1e-2,
         *,
         warmup_steps: int,
-        coefficients: tuple[float, float] = (0.01, 10.0),
+        coefficients: tuple[float, float] = COEFFICIENTS,
         coefficient_beta: float = 0.9,
         factors: tuple[float, float] = (0.5, 4.0),
         factor_threshold: float = 0.1,
@@ -60,27 +61,11 @@ class OneBitLamb(OneBitAdam):
                 self._step_bucket(group, bucket)
 
     def _step_whole(self, group: dict[str, Any], bucket: Bucket) -> None:
-        beta1, beta2 = group["betas"]
         for parameter, gradient in zip(bucket.parameters, gradients(bucket), strict=True):
             state = prepare(self, parameter)
-            state["step"] += 1
-            state["exp_avg"].lerp_(gradient, 1 - beta1)
-            squares = state["exp_avg_sq"].mul_(beta2)
-            squares.addcmul_(gradient, gradient, value=1 - beta2)
-            denominator = (squares / (1 - beta2 ** (self.steps_done + 1))).sqrt() + group["eps"]
-            step = state["exp_avg"] / (denominator * (1 - beta1 ** (self.steps_done + 1)))
-            step.add_(parameter, alpha=group["weight_decay"])
-            trust = self._trust(parameter, step)
-            mean = state.get(COEFFICIENT)
-            beta = self.coefficient_beta
-            state[COEFFICIENT] = trust if mean is None else mean * beta + trust * (1 - beta)
-            parameter.sub_(step * trust, alpha=group["lr"])
-
-    def _trust(self, parameter: nn.Parameter, step: torch.Tensor) -> torch.Tensor:
-        """|x| / |u| within bounds; 1 where either is nothing."""
-        weight, moved = parameter.norm(), step.norm()
-        ratio = (weight / moved.where(moved > 0, 1)).clamp(*self.coefficients)
-        return torch.where((weight > 0) & (moved > 0), ratio, torch.ones_like(ratio))
+            scale = lamb_step(group, parameter, gradient, state, self.coefficients)
+            mean, beta = state.get(COEFFICIENT), self.coefficient_beta
+            state[COEFFICIENT] = scale if mean is None else mean * beta + scale * (1 - beta)
 
     def _step_bucket(self, group: dict[str, Any], bucket: Bucket) -> None:
         before = [momentum.clone() for momentum in self.momentum(bucket)]

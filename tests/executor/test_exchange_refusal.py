@@ -18,7 +18,7 @@ REFUSED = {
     "offload": ({"codec": "one_bit", "dp_replicate": 2, "offload": "optimizer"}, "on the host"),
     "shards": ({"codec": "one_bit", "dp_shard": 2}, "fully_shard reduces gradients itself"),
     "lower": ({"codec": "one_bit", "dp_replicate": 2, "precision": "bfloat16"}, "fully_shard"),
-    "stages": ({"codec": "one_bit", "dp_replicate": 2, "pp": 2}, "where replicas alone meet"),
+    "stages": ({"codec": "one_bit", "dp_replicate": 2, "pp": 2}, "where whole replicas meet"),
     "divided": (
         {"codec": "one_bit", "dp_replicate": 2, "tp": 2, "collective": "ring"},
         "where replicas alone meet",

@@ -165,7 +165,8 @@ def test_replicas_of_zero_one_adam_meet_as_planned(
         counted = [
             {Kind(*row[:3]): Moved(*row[3:]) for row in rank["moved"][step]} for rank in ranks
         ]
-        assert bool(differences(planned, counted)) != (meets and is_warm)
+        # A warm-up's bit is as long as a meeting's.
+        assert bool(differences(planned, counted)) != (meets and step >= 2)
         kinds = {kind.op for kind in counted[0]}
         assert kinds == ({"all_reduce"} if not meets or step < 2 else {*kinds, "all_to_all"})
     assert torch.equal(ranks[1]["again"], ranks[1]["flats"][-1])

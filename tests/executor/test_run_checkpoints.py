@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from claw_plan.executor.checkpoint_export import whole_weights
-from claw_plan.executor.checkpoint_folder import CHECKPOINTS, checkpoints_in
+from claw_plan.executor.checkpoint_folder import CHECKPOINTS, checkpoints_in, name_of
 from claw_plan.executor.checkpoint_options import CheckpointOptions
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.job import TRAIN, Job
@@ -25,6 +25,7 @@ from claw_plan.executor.parallel_model import compile_plan
 from claw_plan.executor.ranks import Rank
 from claw_plan.executor.run import run_plan
 from claw_plan.executor.run_checkpoints import RunCheckpoints
+from claw_plan.planner.plan import load_plan, save_plan
 
 STEPS, BATCH = 8, 4
 
@@ -187,6 +188,30 @@ def test_another_plan_goes_on_too(tiny_plan: Callable[..., Path], tmp_path: Path
         resumed = run_plan(tiny_plan(name, **knobs), 5, runs=tmp_path, checkpoints=options)
         assert resumed is not None
         assert resumed.losses == pytest.approx(whole.losses[2:], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_replicas_that_differ_are_saved_once_they_meet(
+    tiny_plan: Callable[..., Path], tmp_path: Path
+) -> None:
+    """0/1 Adam after one step of warm-up: they meet in steps 2, 4 and 6, and after the last."""
+    path = tiny_plan("zero_one", dp_replicate=2, codec="zero_one:2")
+    plan = load_plan(path)
+    short = {"codec_warmup_steps": 1, "meeting_repeats": 1}
+    save_plan(plan.model_copy(update={"training": plan.training.model_copy(update=short)}), path)
+    lines: list[dict[str, object]] = []
+    every = CheckpointOptions(every=3, keep=None)
+    result = run_plan(path, 5, runs=tmp_path, checkpoints=every, on_step=lines.append)
+    assert result is not None
+    saved = checkpoints_in(Path(result.run) / CHECKPOINTS)
+    assert [one.name for one in saved] == [name_of(4), name_of(5)]
+    notes = {line["step"]: line["note"] for line in lines if "note" in line}
+    assert notes == {
+        3: "what is to be saved after step 3 waits until replicas meet",
+        5: "replicas met out of turn after step 5, the last",
+    }
+    again = run_plan(path, 5, runs=tmp_path, checkpoints=CheckpointOptions(resume=str(saved[0])))
+    assert again is not None and again.losses == result.losses[4:]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(

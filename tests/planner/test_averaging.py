@@ -84,6 +84,15 @@ def test_momentum_is_waited_for_between_hosts_too(toys):
     assert not averaging(between, replace(one_bit, codec="int8"), 20).is_waited_for
 
 
+def test_lambs_momentum_takes_its_layers_kernels_besides(toys):
+    problem = toys.problem()
+    lamb = replace(problem, training=replace(problem.training, optimizer="lamb"))
+    one_bit = Candidate(dp_replicate=3, codec="one_bit")
+    ours, adams = (averaging(each, one_bit, 20) for each in (lamb, problem))
+    assert ours.phases == adams.phases and ours.is_waited_for
+    assert ours.last_ns - adams.last_ns == 84 * 20 // 10
+
+
 def test_replicas_of_zero_one_adam_send_one_bit_or_nothing(toys):
     """A step apart moves 68 bytes an element, at 10 a ns; a meeting 60 more than 1-bit Adam's."""
     problem = toys.problem()

@@ -33,7 +33,7 @@ def some_choices(scorer, space, rng):
                 replace(
                     candidate,
                     bucket_bytes=rng.choice([100, 1000]),
-                    codec=rng.choice(["one_bit", "int8", "top_k:0.1", "low_rank:2"]),
+                    codec=rng.choice(["one_bit", "int8", "top_k:0.1", "low_rank:2", "zero_one:4"]),
                     collective=rng.choice(["auto", *ACTING]),
                 ),
                 replace(

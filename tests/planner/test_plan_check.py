@@ -56,6 +56,9 @@ def test_a_plan_whose_parts_agree_passes():
     [
         (["training", "seq_len"], -1, "training.seq_len is at least 1"),
         (["candidate", "buckets"], [3, 1], "candidate.buckets act where dp_replicate is over 1"),
+        (["training", "optimizer"], "lamb", "norms of whole parameters; use dp_shard=1"),
+        (["candidate", "codec"], "zero_one", "codec=zero_one: it acts where whole replicas meet"),
+        (["candidate", "codec"], "top_k:0.1,0.9", "acts where whole replicas meet"),
         (["training", "global_batch"], 16, "microbatches of 2 makes 4"),
         (["training", "global_batch"], 7, "7 does not divide into dp=2"),
         (["cluster", "nodes", 0, "devices", "count"], 2, "uses 4 devices .* cluster has 2"),

@@ -184,6 +184,15 @@ def test_what_cannot_be_pinned(fix, said):
     assert said in str(caught.value)
 
 
+def test_lamb_is_planned_where_ranks_hold_whole_parameters():
+    result = planned(SMALL, "2xdgx-a100-80gb", optimizer="lamb", global_batch=64)
+    knobs = result.plan.knobs()
+    assert (knobs.tp, knobs.dp_shard, knobs.cp, knobs.offload) == (1, 1, 1, "none")
+    assert result.plan.training.optimizer == "lamb"
+    with pytest.raises(PlanError, match="--fix tp=2: LAMB takes norms of whole parameters"):
+        planned(SMALL, "2xdgx-a100-80gb", optimizer="lamb", fix={"tp": 2})
+
+
 def test_a_batch_that_nothing_divides():
     with pytest.raises(PlanError, match="nearest: 248 or 256"):
         planned(GPT, "dgx-a100-80gb", global_batch=250, fix={"dp_shard": 8})

@@ -57,7 +57,7 @@ def test_sparse_codecs_may_keep_momentum() -> None:
     assert describe_codec("top_k:0.01,0.9").momentum == 0.9
     assert describe_codec("top_k:0.01,0.9").wire_bytes(1000) == 8 * 10
     assert describe_codec("top_k").momentum == describe_codec("int8").momentum == 0
-    with pytest.raises(CodecError, match="momentum must be a number from 0 to 0.999, got '1'"):
+    with pytest.raises(CodecError, match=r"momentum must be a number from 0 to 0\.999, got '1'"):
         describe_codec("threshold:0.1,1")
 
 
