@@ -17,6 +17,7 @@ from claw_plan.planner.placement import group_nodes, shard_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.score import Scorer
 from claw_plan.planner.search_space import Choice
+from claw_plan.planner.stage_path import Cuts
 from claw_plan.profiles.cluster import Cluster, Link, Node
 from claw_plan.profiles.codecs import describe_codec
 from claw_plan.profiles.cost import CollectiveCost, CostModel, OpCost
@@ -28,8 +29,9 @@ WIDEST = 4.0**6
 FREE = 1e6
 """As often as fast, a link takes no time."""
 
-MOST_PASSES = 2_000
-"""Of stages and microbatches in a step whose break-even is sought: it simulates some 40 steps."""
+MOST_PASSES = 200
+"""Of stages and microbatches in a step that is simulated, some 40 times for an answer; longer ones
+are played on idle links (`bound`), which takes a thirtieth."""
 
 _HALVINGS = 8
 """From four times apart to half a per cent."""
@@ -58,17 +60,12 @@ def averaging_link(problem: Problem, candidate: Candidate) -> AveragingLink:
     return AveragingLink("intra", node.intra.name, node.intra.bytes_per_s)
 
 
-def break_even_bytes_per_s(scorer: Scorer, choice: Choice, codec: str) -> float | None:
+def break_even_bytes_per_s(scorer: Scorer, choice: Choice, codec: str) -> float:
     """The rate of the averaging link below which the codec pays in steps to the same loss.
 
-    0 where it pays at none, infinity where at all; None where the step is too long to be simulated
-    so often. `choice` may have the codec or not.
+    0 where it pays at none, infinity where at all. `choice` may have the codec or not.
     """
-    candidate, cuts = choice
-    count = candidate.num_microbatches(scorer.problem.training.global_batch)
-    if len(cuts) * count > MOST_PASSES:
-        return None
-    link = averaging_link(scorer.problem, candidate)
+    link = averaging_link(scorer.problem, choice[0])
     penalty = max(1.0, describe_codec(codec).step_penalty)
 
     def pays(factor: float) -> bool:
@@ -92,7 +89,15 @@ def both_ns(scorer: Scorer, choice: Choice, codec: str, factor: float) -> tuple[
         kind = averaging_link(scorer.problem, candidate).kind
         faster = Scorer(on_link(scorer.problem, kind, factor))
     coded, plain = with_codec(candidate, codec), with_codec(candidate, "none")
-    return faster.step_time_ns(coded, cuts), faster.step_time_ns(plain, cuts)
+    return _step_ns(faster, coded, cuts), _step_ns(faster, plain, cuts)
+
+
+def _step_ns(scorer: Scorer, candidate: Candidate, cuts: Cuts) -> int:
+    count = candidate.num_microbatches(scorer.problem.training.global_batch)
+    if len(cuts) * count <= MOST_PASSES:
+        return scorer.step_time_ns(candidate, cuts)
+    bounds = scorer.bounds
+    return bounds.candidate_ns(candidate, bounds.path_of(candidate, cuts))
 
 
 def with_codec(candidate: Candidate, codec: str) -> Candidate:

@@ -96,10 +96,8 @@ def _kinds_said(scorer: Scorer, best: Scored) -> str:
 
 
 def _edge_said(scorer: Scorer, best: Scored, codec: str) -> str:
-    """Below which rate of the link it pays; nothing where that is too long to find out."""
+    """Below which rate of the link it pays."""
     edge = break_even_bytes_per_s(scorer, (best.candidate, best.cuts), codec)
-    if edge is None:
-        return ""
     link = averaging_link(scorer.problem, best.candidate)
     rate = f"{link.name} (here {format_bits_per_s(link.bytes_per_s)} a device)"
     if not edge or isinf(edge):
