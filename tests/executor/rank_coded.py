@@ -146,8 +146,9 @@ def selected(path: Path) -> dict[str, Any]:
     for step in range(STEPS):
         training.train(range(step, step + 1))
         events += exchange.step_ended(step)
-    used = [event.after for event in events if isinstance(event, Switch)]
-    return {"flat": training.flat(), "used": [*used, *exchange.algorithms().values()]}
+    changes = [(each.before, each.after) for each in events if isinstance(each, Switch)]
+    used = [*sum(changes, ()), *exchange.algorithms().values()]
+    return {"flat": training.flat(), "used": used}
 
 
 def alike_over_tp(compiled: ParallelModel) -> torch.Tensor | None:
