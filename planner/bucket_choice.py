@@ -149,9 +149,9 @@ def runs_of_gradients(scorer: Scorer, choice: Choice) -> Runs:
     whole_ns = sum(span.duration_ns for span in timeline.spans if span.kind == "optimizer")
     for _, run in groupby(range(len(trained)), list(accumulate(ready, max)).__getitem__):
         own = list(run)
-        elements = sum(numels[place] for place in own)
-        update_ns = whole_ns * elements // sum(numels)
-        gathered.append((ready[own[0]], elements, min(needed[p] for p in own), update_ns))
+        count = sum(numels[place] for place in own)
+        update_ns = whole_ns * count // sum(numels)
+        gathered.append((ready[own[0]], count, min(needed[p] for p in own), update_ns))
         numbers.append(len(own))
     ready_ns, elements, needed_ns, updates_ns = zip(*gathered, strict=True)
     forward = _by_unit(timeline, "forward").values()

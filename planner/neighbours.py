@@ -14,6 +14,7 @@ from math import gcd
 from typing import Any
 
 from claw_plan.planner.averaging_choices import BUCKETS, encodes_anywhere, goes_with
+from claw_plan.planner.bucket_order import order_refusals
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.members import ORDERS, divisors
@@ -169,6 +170,8 @@ def _settled(candidate: Candidate) -> Candidate:
         candidate = replace(candidate, collective="auto", buckets=(), bucket_order=())
         if refusal(candidate) and not refusal(replace(candidate, codec=neutral.codec)):
             candidate = replace(candidate, codec=neutral.codec)
+    if candidate.bucket_order and any(order_refusals(candidate, None)):
+        candidate = replace(candidate, bucket_order=())
     return candidate
 
 
