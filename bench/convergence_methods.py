@@ -151,13 +151,18 @@ def lamb(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
     return lamb_of(net, group, warmup=steps)
 
 
-def one_bit_lamb(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
-    return lamb_of(net, group, warmup=round(WARMUP_SHARE * steps))
+def one_bit_lamb(**options: Any) -> Make:
+    def make(net: nn.Module, group: dist.ProcessGroup, steps: int) -> Trained:
+        return lamb_of(net, group, warmup=round(WARMUP_SHARE * steps), **options)
+
+    return make
 
 
-def lamb_of(net: nn.Module, group: dist.ProcessGroup, *, warmup: int) -> Trained:
+def lamb_of(net: nn.Module, group: dist.ProcessGroup, *, warmup: int, **options: Any) -> Trained:
     model = replicas(net, group)
-    optimizer = OneBitLamb(net.parameters(), lr=LAMB_RATE, warmup_steps=warmup, group=group)
+    optimizer = OneBitLamb(
+        net.parameters(), lr=LAMB_RATE, warmup_steps=warmup, group=group, **options
+    )
     optimizer.attach(model)
     return model, optimizer
 
@@ -248,5 +253,13 @@ METHODS = {
         against="sgd",
     ),
     "lamb": Method(title="LAMB", make=lamb, rate=LAMB_RATE, against="lamb"),
-    "one_bit_lamb": Method(title="1-bit LAMB", make=one_bit_lamb, rate=LAMB_RATE, against="lamb"),
+    "one_bit_lamb": Method(
+        title="1-bit LAMB", make=one_bit_lamb(), rate=LAMB_RATE, against="lamb"
+    ),
+    "one_bit_lamb_frozen": Method(
+        title="1-bit LAMB, coefficients never corrected",
+        make=one_bit_lamb(factors=(1.0, 1.0)),
+        rate=LAMB_RATE,
+        against="lamb",
+    ),
 }

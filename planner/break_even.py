@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import NamedTuple
 
 from claw_plan.planner.candidate import Candidate
@@ -118,9 +119,9 @@ def _edge(pays: Callable[[float], bool]) -> float:
         if low < 1.0 / WIDEST:
             return 0.0
     for _ in range(_HALVINGS):
-        middle = (low * high) ** 0.5
+        middle = sqrt(low * high)
         low, high = (middle, high) if pays(middle) else (low, middle)
-    return (low * high) ** 0.5
+    return sqrt(low * high)
 
 
 def on_link(problem: Problem, kind: str, factor: float) -> Problem:
@@ -129,9 +130,9 @@ def on_link(problem: Problem, kind: str, factor: float) -> Problem:
     nodes = tuple(changed[id(node)] for node in problem.cluster.nodes)
     cluster = replace(problem.cluster, nodes=nodes)
     was = {id(changed[id(node)]): node for node in problem.cluster.nodes}
-    return replace(
-        problem, cluster=cluster, cost=_Faster(problem.cost, cluster, kind, factor, was)
-    )
+    known = problem.cost.assumptions
+    cost = _Faster(cluster, known, problem.cost, kind, factor, was)
+    return replace(problem, cluster=cluster, cost=cost)
 
 
 def _faster(node: Node, kind: str, factor: float) -> Node:
@@ -144,22 +145,19 @@ def _faster(node: Node, kind: str, factor: float) -> Node:
     return replace(node, intra=change(node.intra), pairs=pairs)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Faster:
     """Costs of another model, collectives on the links of a kind so many times as fast.
 
     `was` has the nodes of the other model by the ids of those of the cluster.
     """
 
-    model: CostModel
     cluster: Cluster
+    assumptions: tuple[str, ...]
+    model: CostModel
     kind: str
     factor: float
     was: Mapping[int, Node]
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        return self.model.assumptions
 
     def op(self, work: OpWork) -> OpCost:
         return self.model.op(work)

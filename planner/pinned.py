@@ -11,6 +11,7 @@ from typing import Any
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
 from claw_plan.planner.members import BLOCKS_PER_GROUP
+from claw_plan.planner.problem import WHOLE_PARAMETERS
 from claw_plan.planner.schedules import EVERY_SCHEDULE, INTERLEAVED, schedule_refusal
 from claw_plan.planner.supported import can_grow_from, knob_refusal, refusal
 from claw_plan.profiles.cluster import Cluster
@@ -45,6 +46,18 @@ def pinned_candidate(fix: Mapping[str, Any]) -> Candidate:
     if fix.get("ep", 1) > 1:
         chosen.setdefault("etp", fix.get("tp", 1))
     return Candidate(**chosen)
+
+
+def pinned_for(optimizer: str | None, fix: Mapping[str, Any]) -> dict[str, Any]:
+    """With what the optimizer needs pinned, too; raises PlanError where something else is."""
+    needed = WHOLE_PARAMETERS if optimizer == "lamb" else {}
+    for knob, value in needed.items():
+        if fix.get(knob, value) != value:
+            raise PlanError(
+                f"--fix {knob}={fix[knob]}: LAMB takes norms of whole parameters; use "
+                f"{knob}={value}, or --optimizer adamw"
+            )
+    return {**fix, **needed}
 
 
 def check_pinned(fix: Mapping[str, Any], cluster: Cluster) -> None:

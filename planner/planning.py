@@ -32,13 +32,13 @@ from claw_plan.planner.objective import (
     said_of,
 )
 from claw_plan.planner.pareto import Point, front, least_memory
-from claw_plan.planner.pinned import batch_refusal, check_pinned
+from claw_plan.planner.pinned import batch_refusal, check_pinned, pinned_for
 from claw_plan.planner.plain_baselines import agrees, plain_baselines
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_writer import write_plan
 from claw_plan.planner.planned import open_planned
 from claw_plan.planner.posing import Progress, pose_problem
-from claw_plan.planner.problem import WHOLE_PARAMETERS, Problem, Training
+from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.refine import SearchSettings, refine
 from claw_plan.planner.samplers import check_storage
 from claw_plan.planner.schedules import ASYNCHRONOUS
@@ -144,19 +144,6 @@ def pose(request: PlanningRequest) -> Posed:
     )
 
 
-def _pinned_for(optimizer: str | None, request: PlanningRequest) -> PlanningRequest:
-    """With what the optimizer needs pinned; raises PlanError where something else is."""
-    if optimizer != "lamb":
-        return request
-    for knob, value in WHOLE_PARAMETERS.items():
-        if request.fix.get(knob, value) != value:
-            raise PlanError(
-                f"--fix {knob}={request.fix[knob]}: LAMB takes norms of whole parameters; use "
-                f"{knob}={value}, or --optimizer adamw"
-            )
-    return replace(request, fix={**request.fix, **WHOLE_PARAMETERS})
-
-
 def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningResult:
     """Plans a model; the slowest device counts for all. `posed` is the request if it is read.
 
@@ -165,7 +152,7 @@ def make_plan(request: PlanningRequest, posed: Posed | None = None) -> PlanningR
     posed = posed or pose(request)
     say = request.progress or (lambda what, done: None)
     problem, setting = posed.problem, posed.setting
-    request = _pinned_for(problem.training.optimizer, request)
+    request = replace(request, fix=pinned_for(problem.training.optimizer, request.fix))
     if request.objective == MEMORY:
         problem = least_memory(problem, request.fix)
     plain_scorer, problem = Scorer(problem), pinned_experts(problem, request.fix)

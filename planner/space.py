@@ -40,7 +40,13 @@ from claw_plan.planner.members import (
     divisors,
     most_together,
 )
-from claw_plan.planner.pinned import MOST_MICROBATCHES, check_pinned, pinned_candidate, why_none
+from claw_plan.planner.pinned import (
+    MOST_MICROBATCHES,
+    check_pinned,
+    pinned_candidate,
+    pinned_for,
+    why_none,
+)
 from claw_plan.planner.placement import group_nodes
 from claw_plan.planner.problem import Problem
 from claw_plan.planner.schedules import SCHEDULES, schedule_refusal
@@ -60,7 +66,8 @@ class Space:
     def __init__(
         self, problem: Problem, fix: Mapping[str, Any], codecs: Sequence[str] = ()
     ) -> None:
-        self._problem, self._fix, self.codecs = problem, dict(fix), tuple(codecs)
+        self._problem, self.codecs = problem, tuple(codecs)
+        self._fix = pinned_for(problem.training.optimizer, fix)
         self._check_fix()
 
     def _check_fix(self) -> None:

@@ -193,6 +193,12 @@ def test_lamb_is_planned_where_ranks_hold_whole_parameters():
         planned(SMALL, "2xdgx-a100-80gb", optimizer="lamb", fix={"tp": 2})
 
 
+def test_beside_lamb_plain_fsdp_is_said_to_be_impossible():
+    result = planned(GPT, "2xdgx-a100-80gb", optimizer="lamb")
+    assert "LAMB takes norms of whole parameters" in result.baselines["FSDP"]
+    assert not isinstance(result.baselines["DDP"], str)
+
+
 def test_a_batch_that_nothing_divides():
     with pytest.raises(PlanError, match="nearest: 248 or 256"):
         planned(GPT, "dgx-a100-80gb", global_batch=250, fix={"dp_shard": 8})
