@@ -140,6 +140,7 @@ def run_object(result: RunResult) -> dict[str, Any]:
         "losses": list(result.losses),
         "step_time_ms": dict(result.step_time_ms),
         "predicted_step_time_ms": result.predicted_step_time_ms,
+        "unlike_plan": result.unlike_plan or None,
         "peak_memory_bytes": list(result.peak_memory_bytes),
         "run": result.run,
         "checkpoint": result.checkpoint or None,

@@ -26,6 +26,8 @@ def print_run(result: RunResult, console: Console | None = None) -> None:
     console = console or report_console()
     section(console, f"{len(result.losses)} steps on {result.data}", _loss_and_speed(result))
     section(console, "Measured against predicted", _against_prediction(result))
+    if result.unlike_plan:
+        console.print(Text(f"not the plan's steps: {result.unlike_plan}", style="yellow"))
     if result.traffic:
         section(console, "Collectives and messages of a step", _traffic(result))
     if result.parts_ms:
@@ -83,7 +85,9 @@ def _against_prediction(result: RunResult) -> Table:
         f"step, median ({spread})",
         format_ns(step["median"] * NS_PER_MS),
         "-" if predicted is None else format_ns(predicted * NS_PER_MS),
-        "-" if predicted is None else percent(predicted / step["median"] - 1, sign=True),
+        "-"
+        if predicted is None or result.unlike_plan
+        else percent(predicted / step["median"] - 1, sign=True),
     )
     count = len(result.peak_memory_bytes)
     for rank, size in enumerate(result.peak_memory_bytes):
@@ -122,20 +126,26 @@ def print_learned(learned: Learned, console: Console | None = None) -> None:
     for heading in ("measured", "before", "off by", "after", "off by"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in learned.runs:
+        errors = [
+            "-" if run.unlike_plan else percent(run.error(told_ns), sign=True)
+            for told_ns in (run.before_ns, run.after_ns)
+        ]
         table.add_row(
             escape(run.knobs),
             format_ns(run.measured_ns),
             format_ns(run.before_ns),
-            percent(run.error(run.before_ns), sign=True),
+            errors[0],
             format_ns(run.after_ns),
-            percent(run.error(run.after_ns), sign=True),
+            errors[1],
         )
     section(console, f"Measured against predicted steps, by run: {len(learned.runs)}", table)
     before, after = learned.median_error(after=False), learned.median_error(after=True)
-    summary = (
-        f"The median error was {percent(before)} and is {percent(after)} for these runs. "
-        f"{learned.measurements} new measurements are in {learned.profile}."
-    )
+    summary = "No run's steps were its plan's, so that constants stay as they were. "
+    if before is not None and after is not None:
+        summary = (
+            f"The median error was {percent(before)} and is {percent(after)} for these runs. "
+        )
+    summary += f"{learned.measurements} new measurements are in {learned.profile}."
     section(console, "Learned", Text(summary))
     again = f"plan again with --profile {shlex.quote(str(learned.profile))}"
     section(console, "Next", Text(again, style="bold"))

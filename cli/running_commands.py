@@ -155,4 +155,7 @@ def learn(runs: tuple[Path, ...], profile: Path | None) -> None:
         learned = learn_from(runs, profile, progress)
     for folder in learned.skipped:
         say(f"left out {folder}: no finished run")
+    for run in learned.runs:
+        if run.unlike_plan:
+            say(f"learnt only what kernels take from {run.run}: {run.unlike_plan}")
     print_learned(learned)

@@ -36,13 +36,18 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedRun:
-    """One run: its measured step, and the prediction for it before and after learning."""
+    """One run: its measured step, and the prediction for it before and after learning.
+
+    Where `unlike_plan` says why its steps are not those of the plan, only the times of its kernels
+    were learnt.
+    """
 
     run: str
     knobs: str
     measured_ns: int
     before_ns: int
     after_ns: int
+    unlike_plan: str = ""
 
     def error(self, predicted_ns: int) -> float:
         """How far a prediction is off, as a fraction of the measured step."""
@@ -58,10 +63,14 @@ class Learned:
     runs: tuple[LearnedRun, ...]
     skipped: tuple[str, ...]
 
-    def median_error(self, after: bool) -> float:
-        """The middle of the runs' absolute errors, after learning or before."""
-        errors = [abs(r.error(r.after_ns if after else r.before_ns)) for r in self.runs]
-        return statistics.median(errors)
+    def median_error(self, after: bool) -> float | None:
+        """The middle of the absolute errors after learning, or before, of runs as planned."""
+        errors = [
+            abs(run.error(run.after_ns if after else run.before_ns))
+            for run in self.runs
+            if not run.unlike_plan
+        ]
+        return statistics.median(errors) if errors else None
 
 
 def learn(
@@ -87,14 +96,18 @@ def learn(
         if (folder / MEASUREMENTS).is_file():
             merged = merged.merge(load_profile(folder / MEASUREMENTS))
     progress("predicting with what was known", 0.1)
-    measured = {folder: measured_ns(folder) for folder in runs}
+    results = {folder: read_result(folder) for folder in runs}
+    measured = {
+        folder: round(result.step_time_ms["median"] * NS_PER_MS)
+        for folder, result in results.items()
+    }
     trials = [before, *(_with_constants(merged, runs, values) for values in _trial_constants())]
     known: dict[Path, int] = {}
     steps: list[StepTime] = []
     for count, (folder, plan) in enumerate(runs.items()):
         progress("predicting with the new measurements", 0.1 + 0.6 * count / len(runs))
         known[folder], *tried = _predict(folder, trials)
-        if ran_as_planned(folder):
+        if not results[folder].unlike_plan:
             steps.append(_step_time(plan, tried, measured[folder]))
     fitted = merged.merge(Profile(constants=fit_constants(steps)))
     progress("predicting with the fitted constants", 0.7)
@@ -110,6 +123,7 @@ def learn(
                 measured_ns=measured[folder],
                 before_ns=known[folder],
                 after_ns=after[folder],
+                unlike_plan=results[folder].unlike_plan,
             )
             for folder, plan in runs.items()
         ),
@@ -120,19 +134,6 @@ def learn(
 def is_finished(folder: Path) -> bool:
     """Whether a run that ended well is recorded there."""
     return (folder / PLAN).is_file() and (folder / RESULT).is_file()
-
-
-def measured_ns(folder: Path) -> int:
-    """The median step of a finished run."""
-    return round(read_result(folder).step_time_ms["median"] * NS_PER_MS)
-
-
-def ran_as_planned(folder: Path) -> bool:
-    """Whether its steps show what the plan's take: a selector tried other collectives in them.
-
-    Its kernels took what they take all the same.
-    """
-    return not read_result(folder).algorithms
 
 
 def default_profile_path(plans: Iterable[Plan]) -> Path:

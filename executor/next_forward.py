@@ -71,6 +71,11 @@ class NextForward:
         if defers:
             self._pending = set(range(len(self._parts)))
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether some bucket of the last step is not waited for yet."""
+        return bool(self._pending)
+
     def settle(self) -> None:
         """Waits for every bucket and updates its parameters."""
         for bucket in self._replicas.buckets:

@@ -34,6 +34,7 @@ from claw_plan.executor.optimizers.compressed import CompressedOptimizer
 from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam
 from claw_plan.executor.optimizers.one_bit_lamb import OneBitLamb
 from claw_plan.executor.optimizers.zero_one_adam import ZeroOneAdam
+from claw_plan.executor.step_times import APART, MET, STEADY, WARM_UP
 from claw_plan.kernels.codec import codec_of
 from claw_plan.kernels.fp16_scale import Fp16Scale
 from claw_plan.kernels.plain import Half
@@ -143,11 +144,16 @@ class Exchange:
         return not isinstance(self.state, ZeroOneAdam) or self.state.replicas_are_equal
 
     @property
-    def is_steady(self) -> bool:
-        """Whether the last step moved what planning predicts: no warm-up's, no step apart's."""
+    def phase(self) -> str:
+        """What the last step did, as `step_times` has it."""
         if isinstance(self.state, OneBitAdam):
-            return self.state.steps_done > self.state.warmup_steps and self.replicas_are_equal
-        return self.gradients is None or self.gradients.is_steady
+            if self.state.steps_done <= self.state.warmup_steps:
+                return WARM_UP
+            if isinstance(self.state, ZeroOneAdam):
+                return MET if self.replicas_are_equal else APART
+            return STEADY
+        is_steady = self.gradients is None or self.gradients.is_steady
+        return STEADY if is_steady else WARM_UP
 
     def settle(self) -> None:
         """Lets replicas meet, so that all are equal; every rank calls it.

@@ -25,7 +25,8 @@ import torch
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.ranks import Rank
-from claw_plan.executor.train import RankRecord, counted
+from claw_plan.executor.step_times import MET, STEADY, counted, step_times
+from claw_plan.executor.train import RankRecord
 from claw_plan.planner.plan import Plan, load_plan, save_plan
 from claw_plan.planner.traffic import (
     STEADY_STEP,
@@ -48,11 +49,15 @@ from claw_plan.simulator.timeline import MEASURED, Span, Timeline
 PLAN, RESULT, TIMELINE = "plan.yaml", "result.json", "timeline.json"
 MEASUREMENTS = "measurements.profile"
 
+SELECTED = "its selector tried other collectives than the plan's"
+"""Why the steps of a run with `--selector` are not what the plan predicts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     """What a run was like. Times are of the counted steps, the slowest rank's each.
 
+    `unlike_plan` says why they are not what the plan predicts; '' where they are.
     `process_time_ms` is the CPU time of rank 0 in a median step: where wall time moved and it did
     not, the machine was disturbed. `checkpoint` is what was written at the end, empty for nothing.
     `parts_ms` are the parts of the median recorded step, on the
@@ -77,6 +82,7 @@ class RunResult:
     traffic: list[dict[str, Any]] = field(default_factory=list)
     traffic_differences: list[str] = field(default_factory=list)
     algorithms: dict[str, str] = field(default_factory=dict)
+    unlike_plan: str = ""
 
 
 def make_run_folder(runs: Path, plan_path: Path) -> Path:
@@ -223,30 +229,33 @@ def result_of(
     plan: Plan, records: Sequence[RankRecord], timeline: Timeline, folder: Path
 ) -> RunResult:
     """The run in numbers."""
-    steps_ns = [max(walls) for walls in zip(*map(counted, records), strict=True)]
-    median_ns = statistics.median(steps_ns)
+    first = records[0]
+    walls_ns = [max(walls) for walls in zip(*(each.wall_ns for each in records), strict=True)]
+    times = step_times(plan.knobs(), first.ways, first.phases, walls_ns)
+    process_ns = [first.process_ns[index] for index in counted(first.ways, first.phases)]
     training, prediction = plan.training, plan.prediction
-    samples_per_s = training.global_batch / (median_ns / 1e9)
+    samples_per_s = training.global_batch / (times.typical_ns / 1e9)
     return RunResult(
-        losses=records[0].losses,
+        losses=first.losses,
         step_time_ms={
-            "median": ms_from_ns(median_ns),
-            "min": ms_from_ns(min(steps_ns)),
-            "max": ms_from_ns(max(steps_ns)),
+            "median": ms_from_ns(times.typical_ns),
+            "min": ms_from_ns(min(times.steps_ns)),
+            "max": ms_from_ns(max(times.steps_ns)),
         },
-        process_time_ms=ms_from_ns(statistics.median(records[0].process_ns)),
+        process_time_ms=ms_from_ns(statistics.median(process_ns)),
         samples_per_s=samples_per_s,
         tokens_per_s=samples_per_s * training.seq_len if training.seq_len else None,
         predicted_step_time_ms=prediction.step_time_ms if prediction else None,
         peak_memory_bytes=[record.peak_memory_bytes for record in records],
         predicted_memory_gib=prediction.memory_gib if prediction else None,
         parts_ms=parts_ms(timeline),
-        data=records[0].data,
+        data=first.data,
         run=str(folder),
-        checkpoint=records[0].checkpoint,
+        checkpoint=first.checkpoint,
         traffic=[row.model_dump() for row in rows_of([record.traffic for record in records])],
         traffic_differences=_traffic_differences(plan, records),
-        algorithms={str(size): name for size, name in records[0].algorithms.items()},
+        algorithms={str(size): name for size, name in first.algorithms.items()},
+        unlike_plan=SELECTED if first.algorithms else times.unlike_plan,
     )
 
 
@@ -259,7 +268,8 @@ def _traffic_differences(plan: Plan, records: Sequence[RankRecord]) -> list[str]
     if rows is None or len(records[0].losses) < STEADY_STEP:
         return []
     predicted, counted = traffic_of(rows, len(records)), [record.traffic for record in records]
-    if not (records[0].is_as_planned and records[0].is_steady):
+    is_steady = records[0].phases[-1] in (STEADY, MET)
+    if not (records[0].is_as_planned and is_steady):
         predicted, counted = _without_replicas(predicted), _without_replicas(counted)
     return differences(predicted, counted)
 

@@ -1,9 +1,4 @@
-"""The training loop of one rank, and what each rank reports at its end.
-
-Step 1 warms up. Of a run long enough, three steps are recorded as Timelines, for one alone may
-be disturbed, and two for the Measurements; their times do not count. All other steps run without
-any looking.
-"""
+"""The training loop of one rank, and what each rank reports at its end."""
 
 from __future__ import annotations
 
@@ -36,6 +31,7 @@ from claw_plan.executor.ranks import Rank
 from claw_plan.executor.recorder import StepRecorder
 from claw_plan.executor.replica_exchange import options_of
 from claw_plan.executor.run_checkpoints import RunCheckpoints
+from claw_plan.executor.step_times import FRESH, PLAIN, STEADY, TIMELINE, WORK, ways_of
 from claw_plan.executor.stopping import StopRequest
 from claw_plan.executor.traffic import counting, traffic_counter
 from claw_plan.planner.problem import optimizer_work
@@ -44,14 +40,11 @@ from claw_plan.profiles.units import ms_from_ns
 from claw_plan.profiles.work import CollectiveWork, OpWork
 from claw_plan.simulator.timeline import Span
 
-PLAIN, TIMELINE, WORK = "plain", "timeline", "work"
-"""How a step runs: untouched, with spans, with every piece of work timed."""
-
 STEPS_FILE = "steps.jsonl"
 
 OnStep = Callable[[Mapping[str, Any]], None]
-"""Called with each line of steps.jsonl: step, loss, step_time_ms, process_time_ms, way, and
-`note` where something is to be said."""
+"""Called with each line of steps.jsonl: step, loss, step_time_ms, process_time_ms, way, phase
+where it is not as planned, and `note` where something is to be said."""
 
 
 @dataclass(kw_only=True)
@@ -63,8 +56,7 @@ class RankRecord:
     The run began after `first_step` steps of the training; `checkpoint` is what it wrote at its
     end, empty for nothing. `traffic` is that of the last step. `algorithms` is what buckets of so
     many bytes went by at the end where a selector chose; not `is_as_planned` are runs whose
-    replicas do something beside what the plan says, nor `is_steady` those that ended in a step
-    whose replicas do: while a codec warms up, or apart.
+    replicas do something beside what the plan says. `ways` and `phases` are those of `step_times`.
     """
 
     rank: int
@@ -75,6 +67,7 @@ class RankRecord:
     wall_ns: list[int] = field(default_factory=list)
     process_ns: list[int] = field(default_factory=list)
     ways: list[str] = field(default_factory=list)
+    phases: list[str] = field(default_factory=list)
     peak_memory_bytes: int = 0
     spans: dict[int, list[Span]] = field(default_factory=dict)
     samples: dict[OpWork | CollectiveWork, list[int]] = field(default_factory=dict)
@@ -82,32 +75,6 @@ class RankRecord:
     data: str = ""
     algorithms: dict[int, str] = field(default_factory=dict)
     is_as_planned: bool = True
-    is_steady: bool = True
-
-
-def ways_of(steps: int) -> list[str]:
-    """How each of the steps runs. Short runs are all plain; the first step always is.
-
-    Plain steps lie between the recorded ones: what disturbs a machine lasts for some steps.
-    """
-    ways = [PLAIN] * steps
-    if steps >= 3:
-        ways[2] = TIMELINE
-    if steps >= 6:
-        ways[3] = ways[4] = WORK
-    if steps >= 9:
-        ways[6] = ways[8] = TIMELINE
-    return ways
-
-
-def counted(record: RankRecord) -> list[int]:
-    """The wall times that stand for the run: plain steps after the first, or all there are."""
-    plain = [
-        wall
-        for index, (wall, way) in enumerate(zip(record.wall_ns, record.ways, strict=True))
-        if way == PLAIN and index > 0
-    ]
-    return plain or record.wall_ns
 
 
 def train(
@@ -129,7 +96,7 @@ def train(
     record = RankRecord(
         rank=rank.rank,
         first_step=checkpoints.first_step,
-        ways=ways_of(job.steps - checkpoints.first_step),
+        ways=ways_of(job.steps - checkpoints.first_step, waits=compiled.next_forward is not None),
         data=source.says,
         is_as_planned=not exchange,
     )
@@ -209,13 +176,20 @@ def _exchange_ended(compiled: ParallelModel, record: RankRecord, progress: Progr
             said.append(
                 f"all-reduces of {event.size_bytes} bytes go by {event.after} now: {event.reason}"
             )
-    record.algorithms, record.is_steady = exchange.algorithms(), exchange.is_steady
+    record.algorithms = exchange.algorithms()
+    if record.phases[-1] == STEADY:
+        record.phases[-1] = exchange.phase
     return "; ".join(said)
 
 
 def _one_step(
     compiled: ParallelModel, source: Source, step: int, way: str, record: RankRecord, rank: Rank
 ) -> None:
+    ahead = compiled.next_forward
+    if ahead is not None and way != PLAIN:
+        ahead.settle()  # what the step before left is no part of a recorded one
+    is_fresh = ahead is not None and not ahead.is_pending
+    record.phases.append(FRESH if is_fresh else STEADY)
     start_ns, process_ns = time.perf_counter_ns(), time.process_time_ns()
     batch = own_slice(source.global_batch(step), compiled.mesh.data_index, compiled.knobs.dp)
     with _recording(compiled, rank, way, record):
@@ -299,6 +273,8 @@ def _tell(folder: Path, record: RankRecord, index: int, note: str) -> dict[str, 
         "process_time_ms": ms_from_ns(record.process_ns[index]),
         "way": record.ways[index],
     }
+    if record.phases[index] != STEADY:
+        line["phase"] = record.phases[index]
     if note:
         line["note"] = note
     with (folder / STEPS_FILE).open("a") as file:

@@ -31,7 +31,7 @@ from hosts import SEGMENT, Hosts
 from switch import Port
 
 from claw_plan.executor.learn import learn
-from claw_plan.executor.run_files import MEASUREMENTS
+from claw_plan.executor.run_files import MEASUREMENTS, RunResult, read_result
 from claw_plan.planner.averaging import averaging
 from claw_plan.planner.averaging_buckets import buckets_of
 from claw_plan.planner.candidate import parse_fix
@@ -39,6 +39,7 @@ from claw_plan.planner.plan import load_plan, save_plan
 from claw_plan.planner.planned import Planned, open_planned
 from claw_plan.planner.planning import PlanningRequest, make_plan
 from claw_plan.planner.supported import OF_MOMENTUM
+from claw_plan.planner.zero_one import is_zero_one
 from claw_plan.profiles.profile import load_profile
 from claw_plan.profiles.units import NS_PER_MS
 from claw_plan.profiles.work import CollectiveWork
@@ -79,6 +80,9 @@ TESTED = {
 DISTURBED = 2.0
 """A run whose small all-reduces took so many times as long as the learnt ones' is left out. They
 last equally long to a tenth; beside another program in real time they took six times as long."""
+
+MEETING_STEPS = 10
+"""Steps more of 0/1 Adam, which then meets, and does not, in several that nobody looks at."""
 
 STAGES = ("learn", "plan", "predict", "warm-up", "run", "table")
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
@@ -124,8 +128,8 @@ class Bench:
             output_folder=self.folder,
         )
         made = make_plan(request)
-        warmup = {"codec_warmup_steps": self.options.warmup}
-        training = made.plan.training.model_copy(update=warmup)
+        sooner = {"codec_warmup_steps": self.options.warmup, "meeting_repeats": 1}
+        training = made.plan.training.model_copy(update=sooner)
         path = self.folder / f"{name}.yaml"
         save_plan(made.plan.model_copy(update={"training": training}), path)
         return path
@@ -155,22 +159,27 @@ class Bench:
 
         On this machine's own network, which is fast.
         """
-        if not _warms_up(plan) or self.warm():
+        if not _warms_up(plan) or self.warm(plan):
             return
         command = [str(PROGRAM), "run", str(plan), "--steps", str(self.options.warmup), "--json"]
-        command += ["--checkpoint-dir", str(self.folder / "warmed-up")]
+        command += ["--checkpoint-dir", str(self.warmed_up(plan))]
         command += ["--runs", str(self.folder / "warm-up-runs")]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-    def warm(self) -> list[Path]:
+    def warmed_up(self, plan: Path) -> Path:
+        """The folder of checkpoints after the warm-up; 0/1 Adam's is another than 1-bit Adam's."""
+        return self.folder / ("warmed-up-0-1" if _meets_seldom(plan) else "warmed-up")
+
+    def warm(self, plan: Path) -> list[Path]:
         """The checkpoint after the warm-up, if it is there."""
-        return sorted((self.folder / "warmed-up").glob("*"))
+        return sorted(self.warmed_up(plan).glob("*"))
 
     def run(self, plan: Path) -> Path:
         """The run's folder; it goes on from the warm-up where there is one."""
         runs = plan.with_name(f"{plan.stem}-runs")
         known = set(runs.iterdir()) if runs.exists() else set()
-        steps, resumed = self.options.steps, self.warm() if _warms_up(plan) else []
+        steps, resumed = self.options.steps, self.warm(plan) if _warms_up(plan) else []
+        steps += MEETING_STEPS if _meets_seldom(plan) else 0
         ports = [
             Port(
                 bits_per_s=int(self.options.mbit * 1e6),
@@ -212,28 +221,27 @@ class Bench:
             run for run in self.runs_of(plan) if _small_all_reduce_ns(run) < DISTURBED * known_ns
         ]
 
-    def steps_ms(self, name: str, what: str = "step_time_ms") -> list[float]:
-        """Plain steps of all runs of a plan, the first of each left out."""
-        times = []
-        for run in self.quiet_runs_of(name):
-            _, *lines = (run / "steps.jsonl").read_text().splitlines()
-            steps = [json.loads(line) for line in lines]
-            times += [step[what] for step in steps if step["way"] == "plain"]
-        return times
+    def results(self, name: str) -> list[RunResult]:
+        """Of all undisturbed runs of a plan; raises RuntimeError for one unlike its plan."""
+        found = [read_result(run) for run in self.quiet_runs_of(name)]
+        for unlike in (one for one in found if one.unlike_plan):
+            raise RuntimeError(f"{unlike.run}: {unlike.unlike_plan}")
+        return found
 
     def table(self) -> list[str]:
         """Predicted beside measured, and how many times as fast the chosen plan is."""
         rows, medians, errors = [], {}, {}
         told = self.predicted()
         for name in (name for name in TESTED if self.quiet_runs_of(name)):
-            predicted, times = told[name]["step_ms"], self.steps_ms(name)
-            medians[name] = statistics.median(times)
+            predicted, times = told[name]["step_ms"], [r.step_time_ms for r in self.results(name)]
+            medians[name] = statistics.median(time["median"] for time in times)
+            least, most = min(t["min"] for t in times), max(t["max"] for t in times)
             errors[name] = predicted / medians[name] - 1
             knobs = load_plan(self.folder / f"{name}.yaml").knobs()
             rows.append(
                 f"| {name} | {knobs.codec} | {knobs.collective} | {predicted:.0f} "
-                f"| {medians[name]:.0f} ({min(times):.0f} to {max(times):.0f}, {len(times)} steps)"
-                f" | {errors[name]:+.0%} | {medians['plain'] / medians[name]:.1f} |"
+                f"| {medians[name]:.0f} ({least:.0f} to {most:.0f}) "
+                f"| {errors[name]:+.0%} | {medians['plain'] / medians[name]:.1f} |"
             )
         lost = [name for name in TESTED if self.runs_of(name) and name not in errors]
         worst = max(errors, key=lambda name: abs(errors[name]))
@@ -255,7 +263,8 @@ class Bench:
     def _parts_row(self, name: str, told: dict[str, float], median_ms: float) -> str:
         """Ranks that share a core compute one after the other."""
         sharing = max(1, HOSTS // (os.cpu_count() or 1))
-        busy_ms = sharing * statistics.median(self.steps_ms(name, "process_time_ms"))
+        busy = statistics.median(result.process_time_ms for result in self.results(name))
+        busy_ms = sharing * busy
         return (
             f"| {name} | {told['messages_ms']:.0f} | {told['step_ms'] - told['messages_ms']:.0f} "
             f"| {busy_ms:.0f} | {median_ms - busy_ms:.0f} |"
@@ -274,6 +283,10 @@ def _small_all_reduce_ns(run: Path) -> float:
 
 def _warms_up(plan: Path) -> bool:
     return load_plan(plan).knobs().codec.partition(":")[0] in OF_MOMENTUM
+
+
+def _meets_seldom(plan: Path) -> bool:
+    return is_zero_one(load_plan(plan).knobs())
 
 
 def messages_ns(planned: Planned) -> int:

@@ -97,3 +97,17 @@ def test_learning_shows_the_errors_before_and_after() -> None:
     assert "tp=2 100 us 150 us +50 % 104 us +4.0 %" in text
     assert "The median error was 50 % and is 4.0 % for these runs." in text
     assert "--profile cpu.profile" in text
+
+
+def test_steps_that_are_not_the_plans_are_not_compared() -> None:
+    run = LearnedRun(
+        run="runs/1", knobs="tp=2", measured_ns=100_000, before_ns=150_000, after_ns=104_000,
+        unlike_plan="a warm-up",
+    )  # fmt: skip
+    learned = Learned(profile=Path("cpu.profile"), measurements=52, runs=(run,), skipped=())
+    text = text_of(print_learned, learned)
+    assert "tp=2 100 us 150 us - 104 us -" in text
+    assert "No run's steps were its plan's" in text
+    values = {name: getattr(RUN, name) for name in RUN.__dataclass_fields__}
+    text = text_of(print_run, RunResult(**values | {"unlike_plan": "a warm-up"}))
+    assert "not the plan's steps: a warm-up" in text

@@ -155,7 +155,7 @@ def met_and_apart(path: Path, folder: Path) -> dict[str, Any]:
             training.train(range(step, step + 1))
         moved.append([(*kind, *amounts) for kind, amounts in counter.take().items()])
         flats.append(torch.cat([p.detach().reshape(-1) for p in compiled.parameters.values()]))
-        equal.append((exchange.replicas_are_equal, exchange.is_steady))
+        equal.append((exchange.replicas_are_equal, exchange.phase))
         if step + 1 == MET:
             checkpointer.save(MET)
             assert not checkpointer.finish()

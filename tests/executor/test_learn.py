@@ -122,6 +122,25 @@ def test_host_time_of_kernels_is_told_from_their_own(tmp_path: Path) -> None:
     assert constants["op_scale"] == pytest.approx(1.0, rel=0.05)
 
 
+def test_steps_that_are_not_the_plans_teach_no_constants(tmp_path: Path) -> None:
+    """As of test_constants_are_found_and_later_predictions_are_right, and one within a warm-up."""
+    runs = [
+        finished_run(tmp_path / str(size), size, 1.5 * compute + OTHER_MS + 5, "cpu")
+        for size, compute in COMPUTE_MS.items()
+    ]
+    warm = finished_run(tmp_path / "warm", 2, 5000.0, "cpu")
+    told = json.loads((warm / RESULT).read_text()) | {"unlike_plan": "a warm-up"}
+    (warm / RESULT).write_text(json.dumps(told))
+    learned = learn([*runs, warm])
+    assert learned.median_error(after=True) < 0.02
+    assert load_profile(learned.profile).constants["cpu-core"]["op_scale"] == pytest.approx(
+        1.5, rel=0.05
+    )
+    assert [run.unlike_plan for run in learned.runs] == [""] * len(runs) + ["a warm-up"]
+    alone = learn([warm], tmp_path / "alone.profile")
+    assert alone.median_error(after=True) is None
+
+
 def test_measurements_are_merged_once(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "a", 1, 120.0, "cpu")
     assert learn([run]).measurements == 1

@@ -14,7 +14,7 @@ import pytest
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.run import run_plan
 from claw_plan.executor.run_files import RunResult, median_timeline, read_timelines
-from claw_plan.executor.train import ways_of
+from claw_plan.executor.step_times import ways_of
 from claw_plan.planner.plan import load_plan, save_plan
 from claw_plan.profiles.errors import InputError
 from claw_plan.profiles.profile import load_profile

@@ -11,38 +11,9 @@ import pytest
 
 from claw_plan.executor.job import TRAIN, Job, Progress
 from claw_plan.executor.ranks import Rank
-from claw_plan.executor.train import (
-    PLAIN,
-    STEPS_FILE,
-    TIMELINE,
-    WORK,
-    RankRecord,
-    counted,
-    train,
-    ways_of,
-)
+from claw_plan.executor.train import STEPS_FILE, train
 from claw_plan.profiles.profile import load_profile
 from claw_plan.profiles.work import CollectiveWork, OpWork
-
-
-@pytest.mark.parametrize(
-    ("steps", "ways"),
-    [
-        (1, [PLAIN]),
-        (2, [PLAIN] * 2),
-        (3, [PLAIN, PLAIN, TIMELINE]),
-        (6, [PLAIN, PLAIN, TIMELINE, WORK, WORK, PLAIN]),
-        (9, [PLAIN, PLAIN, TIMELINE, WORK, WORK, PLAIN, TIMELINE, PLAIN, TIMELINE]),
-    ],
-)
-def test_most_steps_are_not_looked_at(steps: int, ways: list[str]) -> None:
-    assert ways_of(steps) == ways
-
-
-def test_recorded_steps_and_the_first_do_not_count() -> None:
-    record = RankRecord(rank=0, wall_ns=[9, 1, 7, 8, 8, 2], ways=ways_of(6))
-    assert counted(record) == [1, 2]
-    assert counted(RankRecord(rank=0, wall_ns=[9], ways=[PLAIN])) == [9]
 
 
 def test_one_rank_trains_and_tells(
