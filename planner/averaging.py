@@ -55,11 +55,11 @@ is sent as fp16, whose scale follows the largest magnitude."""
 FLAT_BYTES = 8
 """Bytes moved for each element when gradients are made one vector at a step's end."""
 
-MOMENTUM_BYTES, MOVE_BYTES = 40, 24
-"""The same where AdamW's momentum travels: momentum and gradient made flat (16), their mixture
-(12) and its scaling by the step's rate (12) before it is encoded; after, what the optimizer moves
-beyond AdamW's own step (52 less 28): the rate taken out again (24), the momentum kept (8), weights
-decayed and moved (20). Counted from executor.optimizers.one_bit_adam."""
+MOMENTUM_BYTES, MOVE_BYTES = 24, 4
+"""The same where AdamW's momentum travels: it is mixed with the gradient (12) and scaled by the
+step's rate (12) before it is encoded; after, what the optimizer moves beyond AdamW's own step (32
+less 28): the rate taken out again into the momentum (12), weights decayed and moved (20). Counted
+from executor.optimizers.one_bit_adam."""
 
 WITH_MOMENTUM = ("adamw", "lamb")
 """Optimizers whose momentum may travel."""

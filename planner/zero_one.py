@@ -14,15 +14,15 @@ from claw_plan.profiles.codecs import ZERO_ONE, describe_codec
 SENT_AS = "one_bit"
 """The codec of what is sent where replicas meet."""
 
-APART_BYTES = 68
-"""Bytes moved for each element in a step apart beyond AdamW's own (28): momentum and gradient made
-flat (16) and mixed (12), what was common decays (8), what was moved decays and grows (32), weights
-made of both (12) and put in place with the momentum (16). Counted from
-executor.optimizers.zero_one_adam."""
+APART_BYTES = 52
+"""Bytes moved for each element in a step apart beyond AdamW's own (28): momentum and gradient
+mixed (12), what was common decays (8), what was moved decays and grows (32), weights made of both
+(12) and put in place with the momentum (16). Counted from executor.optimizers.zero_one_adam."""
 
-MET_BYTES = 60
-"""The same where they meet, beyond 1-bit Adam's step: weights are made flat (8) and room for moves
-(4), moves scaled before and after (16) and made the momentum again (28), and 4 of the above."""
+MET_BYTES = 72
+"""The same where they meet, beyond 1-bit Adam's step (28 beyond AdamW's): weights made flat (8)
+and room for moves (4), moves scaled before and after (16) and made the momentum again (20), and
+the 52 above."""
 
 AWAY_BYTES = 3 * STORED_BYTES
 """Kept for each element: weights when replicas last met, what was moved since, the frozen rate."""

@@ -70,17 +70,28 @@ class OneBitAdam(CompressedOptimizer):
 
     def _exchange_momentum(self, group: dict[str, Any], bucket: Bucket) -> torch.Tensor:
         """Makes the momentum the mean of all ranks'; the step along it, before bias correction."""
-        beta1, _ = group["betas"]
         momentum = self.momentum(bucket)
-        own = bucket.flat(momentum).lerp_(bucket.flat(gradients(bucket)), 1 - beta1)
-        rate = self._rate(group, bucket)
+        own, rate = self._mixed(group, bucket), self._rate(group, bucket)
         if self.preconditioned:
             own *= rate
         mean = self.mean_of_step(bucket, own)
-        step = mean if self.preconditioned else mean * rate
-        moved = mean / rate.where(rate > 0, 1) if self.preconditioned else mean
-        torch._foreach_copy_(momentum, bucket.split(moved))
-        return step
+        if not self.preconditioned:
+            torch._foreach_copy_(momentum, bucket.split(mean))
+            return mean * rate
+        units = bucket.split(divisor(bucket, rate))
+        for old, new, unit in zip(momentum, bucket.split(mean), units, strict=True):
+            torch.div(new, unit, out=old)
+        return mean
+
+    def _mixed(self, group: dict[str, Any], bucket: Bucket) -> torch.Tensor:
+        """What the momentum becomes by this rank's gradients alone, as a new vector."""
+        beta1, _ = group["betas"]
+        momentum = self.momentum(bucket)
+        own = momentum[0].new_empty(bucket.numel)
+        parts = zip(bucket.split(own), momentum, gradients(bucket), strict=True)
+        for part, old, gradient in parts:
+            torch.lerp(old, gradient, 1 - beta1, out=part)
+        return own
 
     def mean_of_step(self, bucket: Bucket, own: torch.Tensor) -> torch.Tensor:
         """The mean over all ranks of what travels, zero for elements that do not."""
@@ -119,6 +130,11 @@ class OneBitAdam(CompressedOptimizer):
         """As that of all; the variances may be others too."""
         super().forget_derived()
         self._frozen_rates.clear()
+
+
+def divisor(bucket: Bucket, rate: torch.Tensor) -> torch.Tensor:
+    """The rate, to divide by: 1 where nothing travels and it is zero."""
+    return rate if bucket.active is None else rate.where(rate > 0, 1)
 
 
 def prepare(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, torch.Tensor]:

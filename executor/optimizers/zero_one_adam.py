@@ -27,7 +27,12 @@ from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.optimizers.buckets import Bucket
 from claw_plan.executor.optimizers.compressed import Parameters, gradients
 from claw_plan.executor.optimizers.intervals import count_marked, is_marked
-from claw_plan.executor.optimizers.one_bit_adam import OneBitAdam, adamw_step, decay_and_move
+from claw_plan.executor.optimizers.one_bit_adam import (
+    OneBitAdam,
+    adamw_step,
+    decay_and_move,
+    divisor,
+)
 
 
 @dataclass(slots=True)
@@ -125,10 +130,9 @@ class ZeroOneAdam(OneBitAdam):
     def _step_apart(
         self, group: dict[str, Any], bucket: Bucket, momentum: list[torch.Tensor]
     ) -> None:
-        beta1, _ = group["betas"]
         self.means.feedback.pop(f"{bucket.key}.gradients", None)  # of gradients, not of steps
         rate = self._rate(group, bucket)
-        own = bucket.flat(momentum).lerp_(bucket.flat(gradients(bucket)), 1 - beta1)
+        own = self._mixed(group, bucket)
         away = self._away.get(bucket.key)
         if away is None:
             met = bucket.flat([parameter.detach() for parameter in bucket.parameters])
@@ -146,7 +150,7 @@ class ZeroOneAdam(OneBitAdam):
         """Lets the ranks' moves become their mean; the momentum that would have made it."""
         away = self._away.pop(bucket.key)
         away.moved = self._mean_of_moves(bucket, away.moved, rate)
-        return away.moved / (away.rates * rate.where(rate > 0, 1))
+        return away.moved / (away.rates * divisor(bucket, rate))
 
     def _move(self, group: dict[str, Any], bucket: Bucket, away: _Away, steps: int) -> None:
         """Puts the parameters where those moves lead from where the ranks last met."""
@@ -170,7 +174,7 @@ class ZeroOneAdam(OneBitAdam):
         self, bucket: Bucket, moved: torch.Tensor, rate: torch.Tensor
     ) -> torch.Tensor:
         """In units of the momentum where that is what travels."""
-        scale = 1 if self.preconditioned else rate.where(rate > 0, 1)
+        scale = 1 if self.preconditioned else divisor(bucket, rate)
         packed = bucket.packed(moved / scale)
         return bucket.unpacked(self.means.compressed(bucket.key, packed)) * scale
 
