@@ -18,6 +18,7 @@ from claw_plan.planner.problem import Problem, Training
 from claw_plan.planner.shards import local_numel
 from claw_plan.planner.supported import (
     ALGORITHMS,
+    CODECS,
     OF_MOMENTUM,
     nodes_refusal,
     refusal,
@@ -32,6 +33,8 @@ MOST_BY_MESSAGES = 128
 """Ranks among which an all-reduce by rounds of messages is offered: every pair that talks keeps a
 connection, and what such rounds cost is known from few ranks only."""
 
+_OF_GRADIENTS = ", ".join(n for n in CODECS if n not in (LOW_RANK, *OF_MOMENTUM))
+
 
 def encodes_anywhere(problem: Problem, codec: str) -> bool:
     """Whether gradients may be such codes where shards or stages average them.
@@ -44,18 +47,32 @@ def encodes_anywhere(problem: Problem, codec: str) -> bool:
     return of_gradients and not copies and problem.training.precision != "float16"
 
 
-def goes_with(training: Training, codec: str) -> bool:
-    """Whether the codec goes with optimizer and clipping, which no candidate says.
+def training_refusal(training: Training, codec: str, collective: str = "auto") -> str:
+    """Why the pair does not go with optimizer, precision or clipping; empty when it does.
 
-    0/1 Adam is one, the momentum that a sparse codec keeps is SGD's, and no rank has the mean
-    gradient whose norm is clipped where momentum travels.
+    0/1 Adam is one, the momentum that a sparse codec keeps is SGD's, no rank has the mean gradient
+    whose norm is clipped where momentum travels, and lower precisions than fp32 are sharded.
     """
-    name = codec.partition(":")[0]
+    name, said = codec.partition(":")[0], f"codec={codec}"
+    if training.precision == "float16" and codec != "none":
+        return (
+            f"{said}: what it has not sent would be in units of a loss scale that moves; use "
+            "--precision bf16 or fp32"
+        )
+    if training.precision != "float32" and collective != "auto":
+        return f"collective={collective} acts in fp32; use --precision fp32, or collective=auto"
+    if training.precision != "float32" and name in (LOW_RANK, *OF_MOMENTUM):
+        return f"{said} acts in fp32; use --precision fp32, or one of {_OF_GRADIENTS}"
     if name == ZERO_ONE and training.optimizer != "adamw":
-        return False
+        return f"{said} sends what AdamW moves; use --optimizer adamw, or codec=one_bit"
     if describe_codec(codec).momentum and training.optimizer != "sgd":
-        return False
-    return training.clip_norm is None or name not in OF_MOMENTUM
+        return f"{said} keeps the momentum of sgd; use --optimizer sgd, or {name} without momentum"
+    if training.clip_norm is not None and name in OF_MOMENTUM:
+        return (
+            f"{said}: no rank has the mean gradient whose norm is clipped; leave --clip-norm out, "
+            f"or use one of {_OF_GRADIENTS}, {LOW_RANK}"
+        )
+    return ""
 
 
 class AveragingChoices:
@@ -81,7 +98,7 @@ class AveragingChoices:
                 {"bucket_bytes": size, "collective": algorithm, "codec": codec}
                 for size in self._bucket_sizes(base)
                 for codec in self._codecs
-                if goes_with(self._problem.training, codec)
+                if not training_refusal(self._problem.training, codec)
                 for algorithm in self._algorithms(base, codec)
             ]
         else:

@@ -169,11 +169,18 @@ class Candidate:
 
 
 def parse_fix(text: str) -> dict[str, Any]:
-    """'tp=2,pp=2,schedule=1F1B' to the pinned fields; raises PlanError naming the bad one."""
+    """'tp=2,pp=2,schedule=1F1B' to the pinned fields; raises PlanError naming the bad one.
+
+    A codec's parameters have commas of their own, as in codec=top_k:0.01,0.9: what follows them
+    without "=" and is no knob's name belongs to the codec.
+    """
     kinds = {field.name: field.type for field in fields(Candidate)}
     pinned: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals and name not in kinds and next(reversed(pinned), "") == "codec":
+            pinned["codec"] += f",{name}"
+            continue
         if not equals or not value:
             raise PlanError(f"--fix takes knob=value pairs, as in tp=2,pp=2; got {part!r}")
         if name in ("buckets", "bucket_order"):

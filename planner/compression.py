@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isinf
 
-from claw_plan.planner.averaging_choices import encodes_anywhere, goes_with
+from claw_plan.planner.averaging_choices import encodes_anywhere, training_refusal
 from claw_plan.planner.break_even import (
     averaging_link,
     break_even_bytes_per_s,
@@ -46,7 +46,7 @@ def compression_said(scorer: Scorer, best: Scored, named: Sequence[str] = ()) ->
     waits = f"gradients wait {format_ns(waits_ns)} a step ({waits_ns / step_ns:.0%})"
     found = _best_codec(scorer, (best.candidate, best.cuts), named)
     if found is None:
-        yield f"{waits}; no codec can be used here: {_why_none(scorer, best)}"
+        yield f"{waits}; no codec can be used here: {_why_none(scorer, best, named)}"
         return
     codec, codec_ns = found
     if _to_loss(codec, codec_ns) >= step_ns:
@@ -117,17 +117,21 @@ def _best_codec(scorer: Scorer, choice: Choice, named: Sequence[str]) -> tuple[s
     return min(found)[1:] if found else None
 
 
-def _why_none(scorer: Scorer, best: Scored) -> str:
-    if scorer.problem.training.precision == "float16":
-        return "what one has not sent would be in units of a loss scale that moves"
-    refused = (refusal(replace(best.candidate, codec=n, collective="auto")) for n in CODECS)
+def _why_none(scorer: Scorer, best: Scored, named: Sequence[str]) -> str:
+    """The first reason against one of the named codecs, else against one that acts by default."""
+    training, codecs = scorer.problem.training, named or [n for n in CODECS if n != "threshold"]
+    refused = (
+        training_refusal(training, codec)
+        or refusal(replace(best.candidate, codec=codec, collective="auto"))
+        for codec in codecs
+    )
     return next(filter(None, refused), "what they keep does not fit in memory")
 
 
 def _trains(scorer: Scorer, choice: Choice, codec: str) -> bool:
     """Whether the codec goes with precision, clipping and trainer, which no candidate says."""
     name, problem = codec.partition(":")[0], scorer.problem
-    if not goes_with(problem.training, codec):
+    if training_refusal(problem.training, codec):
         return False
     if name in (LOW_RANK, *OF_MOMENTUM):
         return kind_of(problem, choice[0]) == WHOLE

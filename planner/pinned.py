@@ -6,6 +6,7 @@ The first two checks need no model; `space.Space` asks the rest when it lays out
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from claw_plan.planner.candidate import Candidate
@@ -13,7 +14,13 @@ from claw_plan.planner.errors import PlanError
 from claw_plan.planner.members import BLOCKS_PER_GROUP
 from claw_plan.planner.problem import WHOLE_PARAMETERS
 from claw_plan.planner.schedules import EVERY_SCHEDULE, INTERLEAVED, schedule_refusal
-from claw_plan.planner.supported import can_grow_from, knob_refusal, refusal
+from claw_plan.planner.supported import (
+    averaging_refusal,
+    can_grow_from,
+    knob_refusal,
+    nodes_refusal,
+    refusal,
+)
 from claw_plan.profiles.cluster import Cluster
 
 MOST_MICROBATCHES = 4096
@@ -78,11 +85,36 @@ def check_pinned(fix: Mapping[str, Any], cluster: Cluster) -> None:
         )
     if pinned.sequence_parallel and fix.get("tp") == 1:
         raise PlanError("--fix sequence_parallel=true acts with tp above 1 only; pin tp=2 or more")
+    if why := _averaging_pinned(fix, cluster):
+        raise PlanError(f"--fix {why}")
     if pinned.num_devices > cluster.num_devices:
         raise PlanError(
             f"--fix asks for {pinned.num_devices} devices (pp x dp x tp); "
             f"the cluster {cluster.name!r} has {cluster.num_devices}"
         )
+
+
+def _averaging_pinned(fix: Mapping[str, Any], cluster: Cluster) -> str:
+    """Why no degrees that are left open let the pinned codec or algorithm act; or ''.
+
+    Replicas are where most of them do, shards where codes of gradients do, too.
+    """
+    if not {"codec", "collective"} & fix.keys():
+        return ""
+    pinned = pinned_candidate(fix)
+    tried = [pinned]
+    if "dp_shard" not in fix:
+        tried.insert(0, replace(pinned, dp_shard=2))
+    if "dp_replicate" not in fix:
+        tried.insert(0, replace(pinned, dp_replicate=2))
+    tried = [one for one in tried if one is pinned or one.num_devices <= cluster.num_devices]
+    found = [averaging_refusal(one) for one in tried]
+    if all(found):
+        return found[0]
+    nodes = len(cluster.nodes)
+    if nodes == 1 or all(node.device_count == 1 for node in cluster.nodes):
+        return nodes_refusal(replace(pinned, dp_replicate=nodes), nodes)
+    return ""
 
 
 def batch_refusal(fix: Mapping[str, Any], batch: int) -> str:

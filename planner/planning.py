@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from claw_plan.planner.asynchronous_search import search_asynchronous, with_asynchronous
+from claw_plan.planner.averaging_choices import training_refusal
 from claw_plan.planner.baseline import Baseline, baseline_of, training_of
 from claw_plan.planner.baselines.recognise import read_setting
 from claw_plan.planner.baselines.setting import Setting
@@ -32,7 +33,7 @@ from claw_plan.planner.objective import (
     said_of,
 )
 from claw_plan.planner.pareto import Point, front, least_memory
-from claw_plan.planner.pinned import batch_refusal, check_pinned, pinned_for
+from claw_plan.planner.pinned import batch_refusal, check_pinned, pinned_candidate, pinned_for
 from claw_plan.planner.plain_baselines import agrees, plain_baselines
 from claw_plan.planner.plan import Plan
 from claw_plan.planner.plan_writer import write_plan
@@ -338,6 +339,9 @@ def _pose(
         seed=request.seed,
         clip_norm=request.clip_norm or settings.get("clip_norm"),
     )
+    pinned = pinned_candidate(pinned_for(optimizer, request.fix))
+    if why := training_refusal(training, pinned.codec, pinned.collective):
+        raise PlanError(f"--fix {why}")
     return pose_problem(model, cluster, training, profile, request.progress), assumed
 
 

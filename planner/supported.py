@@ -215,7 +215,7 @@ def _context_refusal(candidate: Candidate) -> str:
     return ""
 
 
-def _averaging_refusal(candidate: Candidate) -> str:
+def averaging_refusal(candidate: Candidate) -> str:
     """Why gradients may not be averaged so; empty when they may."""
     codec, algorithm = candidate.codec, candidate.collective
     if codec == "none" and algorithm == "auto":
@@ -296,21 +296,21 @@ def _gradient_codec_refusal(candidate: Candidate) -> str:
 def codecs_named(text: str) -> tuple[str, ...]:
     """'one_bit,top_k:0.001' to codecs that may be offered; 'all' to every one with defaults.
 
-    Raises PlanError for others.
+    Others may follow 'all', as 'all,threshold:0.1'. Raises PlanError for what is no codec.
     """
-    if text == "all":
-        return tuple(name for name in CODECS if name != "threshold")
     # Parameters have commas of their own: what names no codec belongs to the one before.
     named: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        if named and part.partition(":")[0] not in CODEC_NAMES:
+        if part == "all":
+            named += [name for name in CODECS if name != "threshold"]
+        elif named and part.partition(":")[0] not in CODEC_NAMES:
             named[-1] += f",{part}"
         else:
             named.append(part)
     for codec in named:
         if why := knob_refusal(Candidate(codec=codec)):
             raise PlanError(f"--codecs {why}")
-    return tuple(named)
+    return tuple(dict.fromkeys(named))
 
 
 def order_refusal(candidate: Candidate) -> str:
@@ -335,7 +335,7 @@ def refusal(candidate: Candidate) -> str:
         or _sharding_refusal(candidate)
         or _expert_refusal(candidate)
         or _context_refusal(candidate)
-        or _averaging_refusal(candidate)
+        or averaging_refusal(candidate)
         or order_refusal(candidate)
     )
     if why:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from claw_plan.planner.averaging_choices import AveragingChoices
+import pytest
+
+from claw_plan.planner.averaging_choices import AveragingChoices, training_refusal
 from claw_plan.planner.space import Space
 from claw_plan.planner.supported import refusal
 from claw_plan.profiles.trainers import load_trainers
@@ -84,3 +86,22 @@ def test_between_nodes_codes_have_ways_of_their_own(toys):
     assert "hierarchical" not in {c.collective for c in encoded(apart, whole)}
     pinned = {"collective": "hierarchical", "dp_replicate": 4}
     assert encoded(on_gpus, pinned) and not encoded(apart, pinned)
+
+
+@pytest.mark.parametrize(
+    ("codec", "collective", "changed", "said"),
+    [
+        ("int8", "auto", {"precision": "float16"}, "use --precision bf16 or fp32"),
+        ("one_bit", "auto", {"precision": "bfloat16"}, "or one of fp16, fp8, int8, int4"),
+        ("none", "ring", {"precision": "bfloat16"}, "or collective=auto"),
+        ("zero_one:4", "auto", {"optimizer": "lamb"}, "--optimizer adamw, or codec=one_bit"),
+        ("top_k:0.01,0.9", "auto", {}, "use --optimizer sgd, or top_k without momentum"),
+        ("one_bit", "auto", {"clip_norm": 1.0}, "int4, low_rank"),
+        ("low_rank:4", "ring", {"clip_norm": 1.0, "optimizer": "lamb"}, ""),
+        ("int8", "auto", {"precision": "bfloat16"}, ""),
+    ],
+)
+def test_what_training_refuses_is_told_with_a_way_out(toys, codec, collective, changed, said):
+    training = toys.problem(toys.graph(layers=3), toys.cluster(devices=2)).training
+    why = training_refusal(replace(training, **changed), codec, collective)
+    assert why.endswith(said) and bool(why) is bool(said)

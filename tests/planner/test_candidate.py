@@ -38,6 +38,10 @@ def test_fix_is_read_by_the_kind_of_each_knob():
         "recompute_blocks": 0,
         "blocks_per_group": 2,
     }
+    assert parse_fix("codec=top_k:0.01,0.9,dp_replicate=4") == {
+        "codec": "top_k:0.01,0.9",
+        "dp_replicate": 4,
+    }
     assert parse_fix("") == {}
 
 
@@ -46,6 +50,7 @@ def test_fix_is_read_by_the_kind_of_each_knob():
     [
         ("tp", "takes knob=value pairs, as in tp=2,pp=2; got 'tp'"),
         ("tp=", "takes knob=value pairs"),
+        ("codec=int8,tp", "takes knob=value pairs, as in tp=2,pp=2; got 'tp'"),
         ("tpp=2", "there is no knob 'tpp'; did you mean 'tp'"),
         ("tp=2,tp=4", "names tp twice"),
         ("mesh_order=pp/tq", "as in dp_shard/pp/tp, of pp, dp_replicate"),

@@ -19,11 +19,12 @@ from claw_plan.profiles.units import format_bits_per_s, format_ns
 def judged(toys):
     """The sentences on a candidate, and its scorer."""
 
-    def judge(candidate, *, inter_bytes_per_s=1e5, precision="float32", named=()):
+    def judge(candidate, *, inter_bytes_per_s=1e5, precision="float32", named=(), clip=None):
         cluster = toys.cluster(nodes=2, devices=1, inter_bytes_per_s=inter_bytes_per_s)
         graph = toys.graph(layers=4, width=64)
         problem = toys.problem(graph, cluster, global_batch=4, precision=precision)
-        scorer = Scorer(problem)
+        training = replace(problem.training, clip_norm=clip)
+        scorer = Scorer(replace(problem, training=training))
         cuts = scorer.bounds.stage_path(candidate).cuts
         return list(compression_said(scorer, scorer.score(candidate, cuts), named)), scorer, cuts
 
@@ -94,4 +95,6 @@ def test_shards_and_lower_precisions_are_allowed_codecs_of_gradients(judged, can
 
 def test_where_no_codec_acts_it_is_said_why(judged):
     (scaled,), *_ = judged(REPLICAS, precision="float16")
-    assert scaled.endswith("units of a loss scale that moves")
+    assert scaled.endswith("of a loss scale that moves; use --precision bf16 or fp32")
+    (clipped,), *_ = judged(REPLICAS, named=("one_bit",), clip=1.0)
+    assert "no codec can be used here: codec=one_bit: no rank has the mean gradient" in clipped

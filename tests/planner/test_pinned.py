@@ -20,6 +20,15 @@ def test_a_schedule_brings_its_stages_and_stages_a_schedule():
         ({"cp": 2, "tp": 2}, "cp x tp: no test proves"),
         ({"tp": 1, "sequence_parallel": True}, "acts with tp above 1 only"),
         ({"codec": "int9"}, "codec=int9: codec 'int9'"),
+        ({"codec": "one_bit", "dp_shard": 2}, "use dp_replicate above 1, dp_shard=1 and pp=1"),
+        ({"codec": "one_bit", "pp": 2}, "use dp_replicate above 1, dp_shard=1 and pp=1"),
+        ({"codec": "one_bit", "offload": "optimizer"}, "use offload=none"),
+        ({"codec": "zero_one:4", "tp": 2}, "tensor parallelism; use tp=1"),
+        ({"codec": "int8", "dp_replicate": 1, "dp_shard": 1}, "dp_replicate, dp_shard or cp"),
+        ({"codec": "int8", "pp": 6}, "dp_replicate, dp_shard or cp"),
+        ({"codec": "int8", "collective": "tree"}, "use one of auto, ring"),
+        ({"codec": "int8", "collective": "hierarchical"}, "nothing would be encoded"),
+        ({"collective": "ring", "tp": 2}, "tensor parallelism; use tp=1"),
         ({"mesh_order": ("pp", "cp", "dp_replicate", "tp", "dp_shard")}, "or behind both"),
     ],
 )
@@ -27,6 +36,13 @@ def test_values_that_no_model_could_have(toys, fix, said):
     with pytest.raises(PlanError) as caught:
         check_pinned(fix, toys.cluster(devices=6))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fix", [{"codec": "int8", "pp": 2}, {"codec": "one_bit", "dp_replicate": 3}, {"codec": "none"}]
+)
+def test_codecs_that_may_act_are_let_through(toys, fix):
+    check_pinned(fix, toys.cluster(devices=6))
 
 
 def test_the_nearest_batches_are_named(toys):

@@ -109,6 +109,7 @@ def test_codecs_named_on_the_command_line():
     assert set(codecs_named("all")) == {
         "one_bit", "top_k", "fp16", "fp8", "int8", "int4", "low_rank", "zero_one",
     }  # fmt: skip
+    assert codecs_named("all,threshold:0.1,int8") == (*codecs_named("all"), "threshold:0.1")
     with pytest.raises(PlanError, match="--codecs codec=int9"):
         codecs_named("int9")
 
