@@ -125,10 +125,12 @@ def _refuse_low_rank(plan: Plan) -> None:
 
 
 def _refuse_shards(plan: Plan, asked: str, without: str) -> None:
-    if plan.knobs().shard_ranks > 1 or plan.training.precision != "float32":
+    shards = plan.knobs().shard_ranks > 1
+    if shards or plan.training.precision != "float32":
+        where = "of shards" if shards else f"in precision {plan.training.precision}"
+        instead = "dp_replicate in place of dp_shard and cp" if shards else "--precision fp32"
         raise ExecutionError(
-            f"{asked}: fully_shard reduces gradients itself, in shards or in precision "
-            f"{plan.training.precision}; use dp_shard=1 and --precision float32, or {without}"
+            f"{asked}: fully_shard reduces gradients {where} itself; use {instead}, or {without}"
         )
 
 

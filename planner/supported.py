@@ -232,8 +232,13 @@ def averaging_refusal(candidate: Candidate) -> str:
             f"{said}: it acts where whole replicas meet during backward; use dp_replicate above "
             "1, dp_shard=1 and pp=1"
         )
-    if candidate.tp > 1 and (algorithm != "auto" or name in (LOW_RANK, ZERO_ONE)):
+    if candidate.tp > 1 and name in (LOW_RANK, ZERO_ONE):
         return f"{said} is not proven with tensor parallelism; use tp=1"
+    if candidate.tp > 1 and algorithm != "auto":
+        return (
+            f"collective={algorithm} is not proven with tensor parallelism; use tp=1, or "
+            "collective=auto"
+        )
     if name in OF_MOMENTUM and candidate.offload != "none":
         return f"{said}: the momentum that travels lies on the host; use offload=none"
     return ""

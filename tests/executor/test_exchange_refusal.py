@@ -16,14 +16,14 @@ from claw_plan.executor.replica_exchange import ExchangeOptions
 REFUSED = {
     "clip": ({"codec": "one_bit", "dp_replicate": 2, "clip_norm": 1.0}, "no rank has the mean"),
     "offload": ({"codec": "one_bit", "dp_replicate": 2, "offload": "optimizer"}, "on the host"),
-    "shards": ({"codec": "one_bit", "dp_shard": 2}, "fully_shard reduces gradients itself"),
-    "lower": ({"codec": "one_bit", "dp_replicate": 2, "precision": "bfloat16"}, "fully_shard"),
+    "shards": ({"codec": "one_bit", "dp_shard": 2}, "of shards itself; use dp_replicate in place"),
+    "lower": ({"codec": "one_bit", "dp_replicate": 2, "precision": "bfloat16"}, "in precision bf"),
     "stages": ({"codec": "one_bit", "dp_replicate": 2, "pp": 2}, "where whole replicas meet"),
     "divided": (
         {"codec": "one_bit", "dp_replicate": 2, "tp": 2, "collective": "ring"},
         "where replicas alone meet",
     ),
-    "matrices": ({"codec": "low_rank", "dp_shard": 2}, "fully_shard reduces gradients itself"),
+    "matrices": ({"codec": "low_rank", "dp_shard": 2}, "fully_shard reduces gradients of shards"),
     "factors": ({"codec": "low_rank", "dp_replicate": 2, "tp": 2}, "replicas alone meet"),
     "moves": ({"codec": "zero_one", "dp_replicate": 2, "tp": 2}, "not proven with tensor"),
     "corrected": ({"codec": "top_k:0.1,0.9", "dp_replicate": 2}, "momentum of plain SGD"),

@@ -47,6 +47,10 @@ SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
         ({"offload": "params"}, "use one of none, optimizer"),
         ({"codec": "int9"}, "codec=int9: codec 'int9'"),
         ({"codec": "low_rank", "dp_replicate": 2, "tp": 2}, "not proven with tensor parallelism"),
+        (
+            {"codec": "one_bit", "collective": "ring", "dp_replicate": 2, "tp": 2},
+            "collective=ring is not proven with tensor parallelism; use tp=1, or collective=auto",
+        ),
         ({"codec": "one_bit", "dp_shard": 2}, "use dp_replicate above 1, dp_shard=1 and pp=1"),
         (
             {"codec": "int8", "dp_replicate": 4, "collective": "tree"},
