@@ -110,7 +110,7 @@ def train(
             progress.step = step + 1
             stop.begin_step()
             counter.take()
-            _one_step(compiled, source, step, way, record, rank)
+            batch = _one_step(compiled, source, step, way, record, rank)
             _note_traffic(counter.take(), record, progress)
             switched = _exchange_ended(compiled, record, progress)
             progress.stopped_by = stop.agreed()
@@ -132,7 +132,6 @@ def train(
             record.samples[work] = samples
     if WORK in record.ways and rank.device.type == "cpu":
         _time_replicas(compiled, record, rank)
-        batch = own_slice(source.global_batch(0), compiled.mesh.data_index, compiled.knobs.dp)
         record.ready_ns = record_gradients(compiled, compiled.microbatches_of(batch)[0])
     return _collect(record, rank)
 
@@ -184,7 +183,8 @@ def _exchange_ended(compiled: ParallelModel, record: RankRecord, progress: Progr
 
 def _one_step(
     compiled: ParallelModel, source: Source, step: int, way: str, record: RankRecord, rank: Rank
-) -> None:
+) -> dict[str, torch.Tensor]:
+    """Trains on the step's batch; this rank's slice of it."""
     ahead = compiled.next_forward
     if ahead is not None and way != PLAIN:
         ahead.settle()  # what the step before left is no part of a recorded one
@@ -198,6 +198,7 @@ def _one_step(
     record.process_ns.append(time.process_time_ns() - process_ns)
     if compiled.overlap is None:
         record.losses.append(loss)
+    return batch
 
 
 def _take_losses(compiled: ParallelModel, record: RankRecord) -> None:

@@ -25,7 +25,7 @@ from claw_plan.planner.pass_time import (
     kernel_part,
     kernel_scale,
 )
-from claw_plan.profiles.cluster import Cluster, Device
+from claw_plan.profiles.cluster import Cluster, Device, Node
 from claw_plan.profiles.cost import CollectiveCost, CostModel, scaled
 from claw_plan.profiles.trainer import NEUTRAL, Trainer
 from claw_plan.profiles.work import DTYPE_BYTES, CollectiveWork, OpWork
@@ -128,11 +128,18 @@ class Problem:
         first, *others = self.cluster.nodes
         return all(node is first or node == first for node in others)
 
-    def among(self, nodes: Sequence[int]) -> Problem:
-        """What ranks on these nodes alone, of all, take for their work."""
+    @cached_property
+    def hosts(self) -> tuple[Node, ...]:
+        """The node of each host: of `devices_per_node` neighbours, so large nodes are several."""
+        devices = [node for node in self.cluster.nodes for _ in range(node.device_count)]
+        return tuple(devices[:: self.devices_per_node])
+
+    def among(self, hosts: Sequence[int]) -> Problem:
+        """What ranks on these hosts alone, of all, take for their work."""
         if self.is_uniform:
             return self
-        return self._with_cost(self.cost.among([self.cluster.nodes[number] for number in nodes]))
+        nodes = {id(self.hosts[number]): self.hosts[number] for number in hosts}
+        return self._with_cost(self.cost.among([*nodes.values()]))
 
     @cached_property
     def quickest(self) -> Problem:

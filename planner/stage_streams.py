@@ -294,8 +294,8 @@ def _streams(
 
 def _nodes_of(view: View) -> Sequence[Node]:
     """The nodes that the rank's stage lies on; of equal ones the first."""
-    nodes = view.problem.cluster.nodes
-    if view.problem.is_uniform:
-        return nodes[:1]
-    hosts = stage_hosts(view.candidate, view.place, view.problem.devices_per_node)
-    return [nodes[host] for host, _ in hosts]
+    problem = view.problem
+    if problem.is_uniform:
+        return problem.cluster.nodes[:1]
+    hosts = stage_hosts(view.candidate, view.place, problem.devices_per_node)
+    return [problem.hosts[host] for host, _ in hosts]

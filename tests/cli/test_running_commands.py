@@ -84,6 +84,7 @@ def test_run_passes_everything_on_and_prints_only_json(patch: Patch) -> None:
         "losses": [5.5, 4.25],
         "step_time_ms": {"median": 120.0, "min": 118.0, "max": 140.0},
         "predicted_step_time_ms": 108.0,
+        "unlike_plan": None,
         "peak_memory_bytes": [20, 30],
         "run": "runs/1",
         "checkpoint": None,

@@ -10,7 +10,7 @@ import pytest
 from claw_plan.planner.errors import InfeasiblePlan, PlanError
 from claw_plan.planner.plan import Plan, load_plan, save_plan
 from claw_plan.planner.plan_stages import expand_names
-from claw_plan.planner.planning import PlanningRequest, make_plan, simulate_plan
+from claw_plan.planner.planning import PlanningRequest, make_plan, pose, simulate_plan
 
 ROOT = Path(__file__).parents[2]
 GPT = ROOT / "examples" / "gpt.py"
@@ -258,3 +258,28 @@ def test_a_setting_that_does_not_fit_gets_its_verdict(tmp_path):
     result = planned(GPT, "dgx-a100-40gb", baseline=config, global_batch=2048)
     assert result.given.verdict.startswith("out of memory: stage 0 needs")
     assert result.best.fits
+
+
+UNLIKE_SIZES = """
+name: unlike-sizes
+nodes:
+  - {count: 2, type: dgx-a100-80gb}
+  - count: 1
+    devices: {type: h100-sxm-80gb, count: 4}
+    intra: {type: nvswitch4}
+    nics: {type: ib-ndr, count: 4}
+    host: {memory: 2 TiB, cores: 112}
+"""
+
+
+def test_nodes_of_unlike_sizes_are_planned(tmp_path):
+    """Groups are laid over hosts of four devices, of which a node of eight is two."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(UNLIKE_SIZES)
+    asked = PlanningRequest(model=SMALL, cluster=str(cluster), global_batch=240)
+    problem = pose(asked).problem
+    kinds = [node.device.name for node in problem.hosts]
+    assert kinds == ["a100-sxm-80gb"] * 4 + ["h100-sxm-80gb"]
+    for fix in ({"dp_shard": 20}, {"pp": 5, "dp_replicate": 4}):
+        plan = planned(SMALL, str(cluster), global_batch=240, fix=fix).plan
+        assert len(plan.mesh.devices) == 20
