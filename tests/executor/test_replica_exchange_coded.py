@@ -65,6 +65,9 @@ WARMUP = 2
 
 NEAR = {"fp16": 2e-4, "int8": 4e-3, "fp8": 3e-2, "int4": 8e-2}
 """How far losses may be from those of whole gradients after six steps."""
+ROUNDED = 2 * 2.0**-5 / 8
+"""In bf16 a loss between 4 and 8 is a multiple of 2^-5; two of a step's eight may be rounded the
+other way by parameters that differ a little."""
 
 Found = list[dict[str, dict[str, Any]]]
 
@@ -110,7 +113,8 @@ def test_gradients_are_within_the_codecs_bound(found: Found, name: str) -> None:
         )
     rounding = 1e-6 * math.sqrt(squares["true"])
     assert 0 < math.sqrt(squares["error"]) <= bound + rounding
-    assert found[0][name]["losses"] == pytest.approx(found[0][name]["whole"], abs=NEAR[codec.name])
+    near = max(NEAR[codec.name], ROUNDED if "precision" in knobs else 0.0)
+    assert found[0][name]["losses"] == pytest.approx(found[0][name]["whole"], abs=near)
 
 
 @pytest.mark.slow
