@@ -201,7 +201,7 @@ class MemoryModel:
     def _rank(self, candidate: Candidate, rank: int, spans: Spans) -> StageMemory:
         microbatches = candidate.num_microbatches(self.problem.training.global_batch)
         key = (
-            tuple(spans), self._held(candidate, rank, len(spans)), microbatches > 1,
+            tuple(spans), self._held(candidate, rank, len(spans)), min(microbatches, 3),
             candidate.pp > 1, candidate.dp_replicate > 1, candidate.dp_shard, candidate.cp,
             candidate.tp, candidate.ep, candidate.etp, candidate.zero,
             candidate.sequence_parallel, candidate.microbatch_size, candidate.recompute,
@@ -254,6 +254,7 @@ class MemoryModel:
             microbatches=candidate.num_microbatches(training.global_batch),
             accumulates_whole=candidate.pp > 1 or candidate.zero == 1,
             gathered_after_forward=candidate.zero < 3,
+            frees_in_backward=candidate.pp == 1,  # torch's pipelines reduce after all backwards
             near_shards=candidate.shard_ranks // (candidate.reshard_ranks or maxsize),
             owned=owned_elements(self.problem, self.shards, candidate, spans) if copies else 0,
             **self._encoding(candidate, chunks, kind),

@@ -6,8 +6,10 @@ is read off torch's own FSDPMemTracker (tests/validation/test_memory_tracker.py 
 - activations of every microbatch in flight; of a recomputed block only its input;
 - sharded: the root group gathered all the time; each block, or run of blocks, gathered while it
   runs, the next one's gather buffer beside it; between forward and backward what `reshard_ranks`
-  leave of it; in backward its gradients, and the previous one's reduce-scatter input in fp32; at
-  the end of backward the root's gradients and their reduce-scatter input;
+  leave of it; in backward its gradients, and the previous one's reduce-scatter input in fp32; its
+  own input beside the gradients that are copied into it, then beside codes and the shard that
+  they become, the gradients gone; at the end of backward the root's gradients and input. What
+  stays gathered after forward goes block by block in the last backward, under a pipeline after;
 - whole: gradients from the first backward on, and the optimizer's temporaries;
 - copied: gradients lie in a buffer of their own that is always there; what autograd makes of one
   weight is added to it and freed.
@@ -111,8 +113,9 @@ class RankSizes:
     """The sizes that the walks need.
 
     `compute` and `gradient` are bytes of an element in the precision of kernels, and in that in
-    which gradients are accumulated. `near_shards` is how many shards of each block a rank keeps
-    between forward and backward. `owned` counts the elements whose states a rank keeps where
+    which gradients are accumulated. `frees_in_backward`: the last backward frees each block once
+    it has run. `near_shards` is how many shards of each block a rank keeps between forward and
+    backward. `owned` counts the elements whose states a rank keeps where
     the optimizer must first copy their gradients to fp32. `averaged` are the bytes that a mean
     through a codec takes, once a step or, not `averages_late`, of buckets that hold the
     gradients; `scattered` those of reducing so many elements of a shard through one.
@@ -125,6 +128,7 @@ class RankSizes:
     microbatches: int
     accumulates_whole: bool
     gathered_after_forward: bool
+    frees_in_backward: bool = True
     near_shards: int = 0
     owned: int = 0
     averaged: int = 0
@@ -244,10 +248,15 @@ def _sharded_stage(sizes: RankSizes, chunk: Chunk, before: int) -> Iterator[Mome
     all_shards = STORED_BYTES * chunk.trainable_shard
     yield from _sharded_forward(sizes, chunk, before)
     # The last microbatch, with which gradients are reduced, is the only one in flight.
-    yield from _sharded_backward(sizes, chunk, before, 0, reduces=True)
-    if sizes.accumulates_whole and sizes.microbatches > 1:
+    frees = sizes.frees_in_backward
+    yield from _sharded_backward(sizes, chunk, before, 0, reduces=True, frees=frees)
+    if sizes.microbatches > 1 and sizes.accumulates_whole:
         earlier = sizes.earlier(chunk)
-        yield from _sharded_backward(sizes, chunk, before, earlier, reduces=False)
+        yield from _sharded_backward(sizes, chunk, before, earlier, reduces=False, frees=False)
+    elif sizes.microbatches > 1 and sizes.gathered_after_forward:
+        # Those before the last scatter gradients and keep parameters; the first adds to nothing.
+        sums = before if sizes.microbatches > 2 else 0
+        yield from _sharded_backward(sizes, chunk, sums, 0, reduces=True, frees=False)
     # The root's gradients are copied into the reduction's buffer; then its result is made, while
     # autograd still holds the gradient that it made last, the prologue's.
     buffer = STORED_BYTES * chunk.root.trainable_whole
@@ -289,11 +298,15 @@ def _sharded_forward(sizes: RankSizes, chunk: Chunk, gradients: int) -> Iterator
 
 
 def _sharded_backward(
-    sizes: RankSizes, chunk: Chunk, before: int, earlier: int, *, reduces: bool
+    sizes: RankSizes, chunk: Chunk, before: int, earlier: int, *, reduces: bool, frees: bool
 ) -> Iterator[Moment]:
-    """Of each unit the moment in its kernels, and the one in which it is reduced."""
+    """Of each unit the moment in its kernels, and those in which it is copied and reduced.
+
+    With `frees` what stayed gathered after the forward is freed block by block.
+    """
     compute, groups, keeps = sizes.compute, chunk.groups, sizes.gathered_after_forward
-    root, everything = compute * chunk.root.whole, compute * chunk.whole
+    root, left = compute * chunk.root.whole, compute * chunk.whole
+    sums_whole = reduces and sizes.accumulates_whole and before > 0
     # The epilogue is at its largest in the loss, before its parameters' gradients are made.
     tail, made, previous, freed = 0, 0, 0, 0
     near, behind = sizes.near(groups), 0  # of the blocks before and after the one that runs
@@ -302,30 +315,36 @@ def _sharded_backward(
         own = compute * group.trainable_whole
         buffer = STORED_BYTES * group.trainable_whole if reduces else 0
         near -= sizes.near([group])
+        remaining = left - compute * group.whole * frees
         if index in chunk.corners:
             coming = compute * (near + behind + (groups[index - 1].whole if index else 0))
             sharded = max(before, STORED_BYTES * made)
-            if reduces and sizes.accumulates_whole and before:
+            if sums_whole:
                 sharded = before - freed + STORED_BYTES * made
             running = root + compute * group.whole + coming
             yield Moment(
                 gradients=sharded + tail + own,
-                gathered=previous + (everything if keeps else running),
+                gathered=previous + (left if keeps else running),
                 activations=peak,
             )
             coming += compute * group.whole if sizes.stays_gathered else 0
-            yield Moment(
-                gradients=sharded
-                + compute * chunk.root_tail
-                + max(own, STORED_BYTES * group.trainable_shard),
-                gathered=buffer + (everything if keeps else root + coming),
+            copied = Moment(
+                gradients=sharded + compute * chunk.root_tail,
+                gathered=buffer + (remaining if keeps else root + coming),
                 activations=after,
-                workspace=sizes.scattered(group.trainable_shard) if reduces else 0,
+            )
+            yield copied.beside(Moment(gradients=own))
+            # Once they are copied gradients are freed, those of earlier microbatches as well.
+            yield copied.beside(
+                Moment(
+                    gradients=STORED_BYTES * group.trainable_shard - buffer * sums_whole,
+                    workspace=sizes.scattered(group.trainable_shard) if reduces else 0,
+                )
             )
         tail = compute * chunk.root_tail
         made += group.trainable_shard
         behind += group.whole if sizes.stays_gathered else 0
-        previous = buffer
+        previous, left = buffer, remaining
         freed += buffer  # accumulated gradients, once they are copied into the reduction's input
 
 

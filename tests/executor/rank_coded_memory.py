@@ -14,7 +14,8 @@ import gc
 import json
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from claw_plan.executor.batches import ExampleSource, own_slice
+from claw_plan.executor.communication import reducer
 from claw_plan.executor.opened_plan import open_plan
 from claw_plan.executor.parallel_model import compile_plan
 from claw_plan.executor.reference import without_dropout
@@ -111,10 +113,23 @@ def gathered(
         whole.view(-1, own.numel()).copy_(own.view(1, -1))
 
 
+class AtOnce:
+    """In place of the thread in which replicas take means: a dispatch mode sees its own alone."""
+
+    def __init__(self, *about: object) -> None:
+        pass
+
+    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(call(*args))
+        return done
+
+
 def main(out: Path, plans: list[Path]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     dist.all_to_all_single, dist.all_gather_single = exchanged, gathered
+    reducer.ThreadPoolExecutor = AtOnce  # type: ignore[misc,assignment]
     Exchange.takes_step = lambda exchange: True  # type: ignore[method-assign]
     out.write_text(json.dumps([found_of(path) for path in plans]))
 

@@ -97,6 +97,39 @@ def test_under_a_pipeline_stages_stay_gathered_with_whole_gradients():
     assert most(found, "gathered") >= 2 * 2 * 8
 
 
+def zero_2(microbatches, **knobs):
+    """Three units of 8 elements, of 4 on this rank, in 2 bytes; activations of next to nothing."""
+    unit = UnitMemory(holds=0, remade=0, forward_peak=0, backward_peak=0)
+    options = {"kind": SHARDED, "compute": 2, "gradient": 4, "accumulates_whole": False}
+    options |= {"chunks": [chunk(units=3, unit=unit)], "gathered_after_forward": True} | knobs
+    return list(moments(RankSizes(microbatches=microbatches, **options)))
+
+
+def test_the_last_backward_frees_what_stayed_gathered():
+    """Beside 24 gathered elements no input of a reduction; it comes when a unit has gone."""
+    assert most(zero_2(1), "gathered") == 2 * 16 + 4 * 8
+    assert most(zero_2(1, frees_in_backward=False), "gathered") == 2 * 24 + 4 * 8
+
+
+def test_earlier_microbatches_keep_all_gathered():
+    """The first of two has no earlier gradients beside its own; the second of three has."""
+    assert most(zero_2(2), "gathered") == 2 * 24 + 4 * 8
+    first = max(m.gradients for m in zero_2(2) if m.gathered == 2 * 24 + 4 * 8)
+    later = max(m.gradients for m in zero_2(3) if m.gathered == 2 * 24 + 4 * 8)
+    assert (first, later) == (4 * 2 * 4 + 2 * 8, 4 * 3 * 4 + 2 * 8)
+
+
+def test_codes_are_there_when_gradients_have_been_copied():
+    """Of a shard of 4 elements a thousand bytes: beside the shard alone, and the input."""
+    coded = [
+        m for m in zero_2(1, scattered=lambda elements: 250 * elements) if m.workspace >= 1000
+    ]
+    assert coded == [
+        Moment(gradients=4 * 4 * done, gathered=4 * 8 + 2 * 8 * (3 - done), workspace=1000)
+        for done in (1, 2, 3)
+    ]
+
+
 SIZE = st.integers(0, 50)
 UNITS = st.lists(
     st.tuples(
@@ -119,13 +152,15 @@ UNITS = st.lists(
     microbatches=st.integers(1, 3),
     pipeline=st.booleans(),
     keeps=st.booleans(),
+    frees=st.booleans(),
+    code=st.integers(0, 9),
     near=st.integers(0, 2),
     flight=st.integers(1, 4),
     root=st.builds(GroupSize, whole=SIZE, trainable_whole=SIZE, trainable_shard=SIZE),
 )
 @settings(deadline=None, max_examples=300)
 def test_no_unit_inside_a_run_of_like_ones_needs_more_than_its_ends(
-    runs, microbatches, pipeline, keeps, near, flight, root
+    runs, microbatches, pipeline, keeps, frees, code, near, flight, root
 ):
     rank = RankSizes(
         kind=SHARDED,
@@ -144,7 +179,9 @@ def test_no_unit_inside_a_run_of_like_ones_needs_more_than_its_ends(
         microbatches=microbatches,
         accumulates_whole=pipeline,
         gathered_after_forward=keeps,
+        frees_in_backward=frees,
         near_shards=near,
+        scattered=lambda elements: code * elements,
     )
     [chunk] = rank.chunks
     most = max(moments(rank), key=sum)
