@@ -75,23 +75,12 @@ def training_refusal(training: Training, codec: str, collective: str = "auto") -
     return ""
 
 
-def poor_training(training: Training, codec: str) -> str:
-    """Why a pair that runs is not offered unless it is pinned; empty when it is."""
-    if training.optimizer == "lamb" and codec.partition(":")[0] in OF_MOMENTUM:
-        return (
-            f"codec={codec} under LAMB ended 63 % above LAMB's own loss where that was measured "
-            f"(docs/compressed_training.md); --fix codec={codec} plans it all the same"
-        )
-    return ""
-
-
 class AveragingChoices:
     """Values of `bucket_bytes`, `collective` and `codec` that agree with the pinned knobs."""
 
     def __init__(self, problem: Problem, fix: Mapping[str, Any], codecs: Sequence[str]) -> None:
         self._problem, self._fix = problem, fix
-        offered = [codec for codec in codecs if not poor_training(problem.training, codec)]
-        self._codecs = tuple(dict.fromkeys((fix.get("codec", "none"), *offered)))
+        self._codecs = tuple(dict.fromkeys((fix.get("codec", "none"), *codecs)))
 
     def of(
         self, pipelined: bool, tp: int, shard: int, replicas: int, offload: str

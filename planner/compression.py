@@ -11,11 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isinf
 
-from claw_plan.planner.averaging_choices import (
-    encodes_anywhere,
-    poor_training,
-    training_refusal,
-)
+from claw_plan.planner.averaging_choices import encodes_anywhere, training_refusal
 from claw_plan.planner.break_even import (
     averaging_link,
     break_even_bytes_per_s,
@@ -126,7 +122,6 @@ def _why_none(scorer: Scorer, best: Scored, named: Sequence[str]) -> str:
     training, codecs = scorer.problem.training, named or [n for n in CODECS if n != "threshold"]
     refused = (
         training_refusal(training, codec)
-        or poor_training(training, codec)
         or refusal(replace(best.candidate, codec=codec, collective="auto"))
         for codec in codecs
     )
@@ -136,7 +131,7 @@ def _why_none(scorer: Scorer, best: Scored, named: Sequence[str]) -> str:
 def _trains(scorer: Scorer, choice: Choice, codec: str) -> bool:
     """Whether the codec goes with precision, clipping and trainer, which no candidate says."""
     name, problem = codec.partition(":")[0], scorer.problem
-    if training_refusal(problem.training, codec) or poor_training(problem.training, codec):
+    if training_refusal(problem.training, codec):
         return False
     if name in (LOW_RANK, *OF_MOMENTUM):
         return kind_of(problem, choice[0]) == WHOLE

@@ -13,12 +13,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from claw_plan.planner.averaging_choices import (
-    BUCKETS,
-    encodes_anywhere,
-    poor_training,
-    training_refusal,
-)
+from claw_plan.planner.averaging_choices import BUCKETS, encodes_anywhere, training_refusal
 from claw_plan.planner.bucket_order import order_refusals
 from claw_plan.planner.candidate import Candidate
 from claw_plan.planner.errors import PlanError
@@ -112,8 +107,7 @@ def _averagings(scorer: Scorer, candidate: Candidate) -> Iterator[tuple[str, Any
     is_beside = candidate.reduces_in_backward and kind_of(problem, candidate) == WHOLE
     # What a threshold sends is not known before it is seen.
     named = [n for n in CODECS if n != "threshold" and (is_beside or encodes_anywhere(problem, n))]
-    settings = problem.training
-    named = [n for n in named if not (training_refusal(settings, n) or poor_training(settings, n))]
+    named = [name for name in named if not training_refusal(problem.training, name)]
     codecs = ("none", *named) if candidate.dp > 1 else ()
     yield from (("codec", name) for name in codecs if name != candidate.codec)
     if not is_beside:

@@ -5,9 +5,9 @@ how multiples come from losses). Between parameters that were measured the multi
 the parameter's logarithm; beyond them it is that of the last one. Codecs that are not here showed
 no loss that seeds do not make.
 
-Not modelled: larger models, and other optimizers than AdamW (1-bit LAMB is never offered). A rank
-is one of matrices whose smaller side has 64 elements, and means less of larger ones; all other
-codecs are known to lose less there.
+Not modelled: larger models, and other optimizers than AdamW. A rank is one of matrices whose
+smaller side has 64 elements, and means less of larger ones; all other codecs are known to lose
+less there.
 """
 
 from __future__ import annotations

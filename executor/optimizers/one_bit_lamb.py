@@ -76,6 +76,18 @@ class OneBitLamb(OneBitAdam):
         ):
             self._step_layer(group, parameter, old, own, step)
 
+    def mean_of_step(self, bucket: Bucket, own: torch.Tensor) -> torch.Tensor:
+        """As of 1-bit Adam, each layer in units of what LAMB moves it by.
+
+        A codec's noise is as large in all elements of a part; coefficients would make it up to a
+        thousand times as large in one layer as in another. The article scales layers for it, too.
+        """
+        coefficients = [self.state[p][COEFFICIENT] for p in bucket.parameters]
+        torch._foreach_mul_(bucket.split(own), coefficients)
+        mean = super().mean_of_step(bucket, own)
+        torch._foreach_div_(bucket.split(mean), coefficients)
+        return mean
+
     def _step_layer(
         self,
         group: dict[str, Any],

@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from claw_plan.planner.averaging_choices import (
-    AveragingChoices,
-    poor_training,
-    training_refusal,
-)
+from claw_plan.planner.averaging_choices import AveragingChoices, training_refusal
 from claw_plan.planner.space import Space
 from claw_plan.planner.supported import refusal
 from claw_plan.profiles.trainers import load_trainers
@@ -109,17 +105,3 @@ def test_what_training_refuses_is_told_with_a_way_out(toys, codec, collective, c
     training = toys.problem(toys.graph(layers=3), toys.cluster(devices=2)).training
     why = training_refusal(replace(training, **changed), codec, collective)
     assert why.endswith(said) and bool(why) is bool(said)
-
-
-def test_momentum_under_lamb_is_planned_only_where_it_is_pinned(toys):
-    """1-bit LAMB trained so much worse than LAMB that no shorter step makes up for it."""
-    problem = toys.problem(toys.graph(layers=3), toys.cluster(devices=2))
-    lamb = replace(problem, training=replace(problem.training, optimizer="lamb"))
-
-    def codecs(fix):
-        choices = AveragingChoices(lamb, fix, ("one_bit", "top_k", "int8"))
-        return {choice["codec"] for choice in choices.of(False, 1, 1, 2, "none")}
-
-    assert codecs({}) == {"none", "int8"}
-    assert codecs({"codec": "one_bit"}) == {"one_bit"}
-    assert not poor_training(problem.training, "one_bit")
