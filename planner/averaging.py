@@ -68,7 +68,8 @@ LAYER_BYTES = 100
 """Moved for each element where LAMB's momentum travels, beyond 1-bit Adam's step and LAMB's own
 (116): the momentum is copied (8), the gradient (28) and newer second moments (24) are made of it
 again, their roots (24) compared with the frozen ones (40), and each layer is scaled before and
-after it travels (16), decays and moves (60), less what both count already (100). Counted from executor.optimizers.one_bit_lamb."""
+after it travels (16), decays and moves (60), less what both count already (100). Counted from
+executor.optimizers.one_bit_lamb."""
 
 ADD = "communication.add"
 """How measurements may name what a rank does to add up the messages of an all-reduce."""
