@@ -104,8 +104,21 @@ def _row(title: str, pairs: Sequence[tuple[Found, Found]]) -> tuple[tuple[str, .
 
 
 def write_table(target: Path, table: str) -> None:
-    """Puts the table between the page's marks."""
+    """Puts the table between the page's marks; rows there of methods not in it stay, above it.
+
+    Raises ValueError where these have other columns.
+    """
     text = target.read_text()
     head, _, rest = text.partition("<!-- losses -->")
-    _, _, tail = rest.partition("<!-- /losses -->")
-    write_atomic(target, f"{head}<!-- losses -->\n{table}\n<!-- /losses -->{tail}")
+    before, _, tail = rest.partition("<!-- /losses -->")
+    top, line, *rows = table.splitlines()
+    known = {_method(row) for row in rows}
+    kept = [row for row in before.strip().splitlines()[2:] if _method(row) not in known]
+    if odd := [row for row in kept if row.count("|") != top.count("|")]:
+        raise ValueError(f"{target}: a row of other columns than {top!r}: {odd[0]!r}")
+    body = "\n".join((top, line, *kept, *rows))
+    write_atomic(target, f"{head}<!-- losses -->\n{body}\n<!-- /losses -->{tail}")
+
+
+def _method(row: str) -> str:
+    return row.split("|")[1].strip()

@@ -25,7 +25,7 @@ import torch
 
 from claw_plan.executor.errors import ExecutionError
 from claw_plan.executor.ranks import Rank
-from claw_plan.executor.step_times import MET, STEADY, counted, step_times
+from claw_plan.executor.step_times import MET, STEADY, step_times
 from claw_plan.executor.train import RankRecord
 from claw_plan.planner.plan import Plan, load_plan, save_plan
 from claw_plan.planner.traffic import (
@@ -232,7 +232,7 @@ def result_of(
     first = records[0]
     walls_ns = [max(walls) for walls in zip(*(each.wall_ns for each in records), strict=True)]
     times = step_times(plan.knobs(), first.ways, first.phases, walls_ns)
-    process_ns = [first.process_ns[index] for index in counted(first.ways, first.phases)]
+    process_ns = [first.process_ns[index] for index in times.indices]
     training, prediction = plan.training, plan.prediction
     samples_per_s = training.global_batch / (times.typical_ns / 1e9)
     return RunResult(

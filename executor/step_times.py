@@ -48,11 +48,12 @@ def ways_of(steps: int, *, waits: bool = False) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """The steps that stand for a run, and the typical one.
+    """The steps that stand for a run, by index from 0, and the typical one.
 
     `unlike_plan` says why they are not what the plan predicts; '' where they are.
     """
 
+    indices: Sequence[int]
     steps_ns: Sequence[int]
     typical_ns: int
     unlike_plan: str = ""
@@ -86,7 +87,10 @@ def step_times(
     if is_zero_one(knobs) and MET in middle and APART in middle:
         typical_ns = mean_ns(knobs, middle[MET], middle[APART])
     return StepTimes(
-        steps_ns=steps_ns, typical_ns=typical_ns, unlike_plan=_unlike_plan(knobs, middle)
+        indices=indices,
+        steps_ns=steps_ns,
+        typical_ns=typical_ns,
+        unlike_plan=_unlike_plan(knobs, middle),
     )
 
 

@@ -224,8 +224,8 @@ class Bench:
     def results(self, name: str) -> list[RunResult]:
         """Of all undisturbed runs of a plan; raises RuntimeError for one unlike its plan."""
         found = [read_result(run) for run in self.quiet_runs_of(name)]
-        for unlike in (one for one in found if one.unlike_plan):
-            raise RuntimeError(f"{unlike.run}: {unlike.unlike_plan}")
+        if unlike := [f"{one.run}: {one.unlike_plan}" for one in found if one.unlike_plan]:
+            raise RuntimeError("; ".join(unlike))
         return found
 
     def table(self) -> list[str]:

@@ -117,10 +117,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step from the gradients of this rank; all ranks of the group call it together."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         if self.meets_gradients and self.averages_itself:
             self._average_gradients()
         for group, buckets in zip(self.param_groups, self.buckets, strict=True):
@@ -168,6 +165,14 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
     def forget_derived(self) -> None:
         """Drops what is worked out from `state`, which has changed."""
         self._steps_done = None
+
+
+def loss_of(closure: Callable[[], float] | None) -> float | None:
+    """What torch lets a step begin with: the loss, its gradients made, where a closure has it."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def gradients(bucket: Bucket) -> list[torch.Tensor]:

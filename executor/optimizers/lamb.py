@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from claw_plan.executor.gradients import local
+from claw_plan.executor.optimizers.compressed import loss_of
 from claw_plan.executor.optimizers.one_bit_adam import prepare
 
 COEFFICIENTS = (0.01, 10.0)
@@ -44,10 +45,7 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step from the parameters' gradients; those without one stay."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

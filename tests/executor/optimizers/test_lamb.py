@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import torch.nn as nn
 
 from claw_plan.executor.optimizers.lamb import Lamb, trust
+from claw_plan.executor.optimizers.one_bit_lamb import COEFFICIENT, OneBitLamb
+from claw_plan.executor.ranks import Rank
 
 RATE, DECAY, EPS = 0.02, 0.01, 1e-8
 
@@ -51,3 +54,33 @@ def test_what_has_no_gradient_stays() -> None:
     parameter = nn.Parameter(torch.ones(3))
     Lamb([parameter]).step()
     assert torch.equal(parameter.detach(), torch.ones(3))
+
+
+def test_layers_travel_in_units_of_what_they_are_moved_by(
+    alone: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """c m / (√v̂ + ε) by layer, so that noise of one size is as much in all; the mean returns."""
+    torch.manual_seed(0)
+    starts = (30 * torch.randn(8, 4), 0.1 * torch.randn(16))
+    parameters = [nn.Parameter(start.clone()) for start in starts]
+    optimizer = OneBitLamb(parameters, lr=1e-3, warmup_steps=1)
+    first, second = ([torch.randn_like(p) for p in parameters] for _ in range(2))
+    sent: list[torch.Tensor] = []
+
+    def compressed(key: str, flat: torch.Tensor) -> torch.Tensor:
+        sent.append(flat.clone())
+        return flat.clone()
+
+    monkeypatch.setattr(optimizer.means, "compressed", compressed)
+    for gradients in (first, second):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+    coefficients = [optimizer.state[p][COEFFICIENT].item() for p in parameters]
+    assert coefficients[0] > 100 * coefficients[1]
+    expected = []
+    for c, parameter, old, new in zip(coefficients, parameters, first, second, strict=True):
+        momentum = 0.9 * 0.1 * old + 0.1 * new
+        torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], momentum)
+        expected.append((c * momentum / (old.abs() + EPS)).reshape(-1))
+    torch.testing.assert_close(sent[0], torch.cat(expected), rtol=1e-4, atol=1e-5)
