@@ -1,14 +1,19 @@
-r"""How fast codecs encode and decode, beside a copy of the same fp32 tensor.
+r"""How fast codecs encode and decode, beside a copy of as many fp32 numbers.
 
-Each round times a copy and then every codec, so that all meet the same machine; a figure is the
-median over rounds of the copy's CPU time over the codec's, with the quartiles. CPU time is the
-thread's own: other programs take its turns, not its time, though they do take its cache.
+A copy and a codec's pass take turns; a figure is the median over turns of the copy's CPU time over
+the codec's, with half the distance of the quartiles. CPU time is the thread's own: other programs
+take its turns, not its time, though they do take its cache.
+
+A copy whose memory a cache holds is twice as fast as another, so both find theirs in one state:
+
+    cached   both work on the same few tensors again and again, after turns that let caches settle
+    memory   every pass takes the next of many tensors, more than caches hold
 
 The copy and decoding write into memory that they have; codes are made anew. New memory costs more
 than the arithmetic where the C library gives it back to the system each time, as it does with
-large pieces until it has seen some; the first rounds, which do not count, show it some.
+large pieces until it has seen some; the first turns, which do not count, show it some.
 
-Run: OMP_NUM_THREADS=1 python bench/codecs.py [--numel 4194304] [--rounds 15] [--device cuda] \
+Run: OMP_NUM_THREADS=1 python bench/codecs.py [--numel 4194304] [--rounds 24] [--device cuda] \
     [--write docs/codecs.md]
 """
 
@@ -18,6 +23,8 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -32,7 +39,19 @@ TEXTS = (
     *("threshold:3.3", "fp8", "fp8:e5m2", "int8", "int8:256,stochastic"),
     *("int4", "int4:64,stochastic"),
 )
-WARM_ROUNDS = 2
+WARM_TURNS = 6
+"""Caches take three or four turns to settle."""
+
+RING = 16
+"""Pairs of tensors that passes take one after the other where each is to come from memory."""
+
+STATES = {"cached": 1, "memory": RING}
+PASSES = ("encode", "decode", "with feedback")
+
+HEAD = (
+    "| codec | " + " | ".join(f"{name}, {state}" for state in STATES for name in PASSES) + " |",
+    "|---" * (1 + len(STATES) * len(PASSES)) + "|",
+)
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
@@ -48,63 +67,75 @@ def seconds(action: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def passes(codec: Codec, x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+Pass = Callable[[Tensor, Tensor], object]
+"""Reads one tensor, and writes the other or makes something new."""
+
+
+def passes(codec: Codec, x: Tensor) -> Iterator[tuple[str, Pass]]:
+    """What a codec does with a tensor; x has the codes that are decoded."""
     codes = codec.encode(x)
     feedback = ErrorFeedback(codec)
-    yield "encode", lambda: codec.encode(x)
-    room = torch.empty_like(x)
-    yield "decode", lambda: codec.decode_into(codes, room)
+    yield "encode", lambda given, _: codec.encode(given)
+    yield "decode", lambda _, room: codec.decode_into(codes, room)
     if codec.needs_error_feedback:
-        yield "with feedback", lambda: feedback.encode(x)
+        yield "with feedback", lambda given, _: feedback.encode(given)
+
+
+def beside_copies(
+    action: Pass, ring: Iterator[tuple[Tensor, Tensor]], turns: int
+) -> tuple[list[float], list[float]]:
+    """Of each turn: the copy's seconds, and how many times a pass's they are."""
+    copies, ratios = [], []
+    for turn in range(WARM_TURNS + turns):
+        given, room = next(ring)
+        copy = seconds(partial(room.copy_, given), given.device)
+        given, room = next(ring)
+        taken = seconds(partial(action, given, room), given.device)
+        if turn >= WARM_TURNS:
+            copies.append(copy)
+            ratios.append(copy / taken)
+    return copies, ratios
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--numel", type=int, default=1 << 22)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
-    x = torch.randn(arguments.numel, device=device)
-    room = torch.empty_like(x)
-    work = {text: dict(passes(codec_of(text), x)) for text in TEXTS}
-    ratios: dict[tuple[str, str], list[float]] = {}
-    copies = []
-    for turn in range(WARM_ROUNDS + arguments.rounds):
-        for text, actions in work.items():
-            for name, action in actions.items():
-                copy = seconds(lambda: room.copy_(x), device)
-                taken = seconds(action, device)
-                if turn >= WARM_ROUNDS:
-                    copies.append(copy)
-                    ratios.setdefault((text, name), []).append(copy / taken)
-    rate = 4 * arguments.numel / statistics.median(copies) / 1e9
+    given = [torch.randn(arguments.numel, device=device) for _ in range(RING)]
+    pairs = [(x, torch.zeros_like(x)) for x in given]
+    copies: dict[str, list[float]] = {state: [] for state in STATES}
+    rows = []
+    for text in TEXTS:
+        figures = []
+        work = dict(passes(codec_of(text), given[0]))
+        for state, tensors in STATES.items():
+            for name in PASSES:
+                if name not in work:
+                    figures.append("-")
+                    continue
+                ring = cycle(pairs[:tensors])
+                copied, ratios = beside_copies(work[name], ring, arguments.rounds)
+                copies[state] += copied
+                figures.append(told(ratios))
+        rows.append(f"| `{text}` | {' | '.join(figures)} |")
     print(f"{arguments.numel} elements, torch {torch.__version__}, {device}")
-    print(f"copy: {rate:.1f} GB/s of fp32 read, median of {len(copies)}")
-    rows = [row(text, {name: ratios[text, name] for name in work[text]}) for text in TEXTS]
+    for state, spent in copies.items():
+        rate = 4 * arguments.numel / statistics.median(spent) / 1e9
+        print(f"copy, {state}: {rate:.1f} GB/s of fp32 read, median of {len(spent)}")
     table = "\n".join([*HEAD, *rows])
     print(table)
     if arguments.write:
         write_table(arguments.write, HEAD[0], table)
 
 
-HEAD = (
-    "| codec | encode (quartiles) | decode | with feedback |",
-    "|---|---|---|---|",
-)
-
-
-def row(text: str, ratios: dict[str, list[float]]) -> str:
-    figures = []
-    for name in ("encode", "decode", "with feedback"):
-        if name not in ratios:
-            figures.append("-")
-            continue
-        low, middle, high = statistics.quantiles(ratios[name], n=4)
-        figures.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
-    return f"| `{text}` | {' | '.join(figures)} |"
+def told(ratios: list[float]) -> str:
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.2f} ±{(high - low) / 2:.2f}"
 
 
 def write_table(page: Path, head: str, table: str) -> None:

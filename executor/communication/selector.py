@@ -41,7 +41,7 @@ CALLS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """After `step` buffers of this size went by another algorithm.
+    """After `step` buffers of this size went by another algorithm, or trials ended with the same.
 
     `reason` holds the times that were compared; `is_trial` says that more are wanted.
     """
@@ -159,19 +159,20 @@ class Selector:
 
     def _decide_all(self, told: _Told) -> None:
         step_ns = self._observe(told)
-        slow = {size for size in self._choices if self._is_slow(size)}
-        self._suspects |= slow
-        if reason := self._why_probe(slow - self._slow):
-            self.links = self._probe(reason)
-            for size, choice in self._choices.items():
-                choice.forget(self._modelled_ns(size))
-            self._suspects |= set(self._choices)
-        self._slow = slow
+        # A trial may be of something slow, and new links would end it: both wait for its end.
+        if not self._is_on_trial():
+            slow = {size for size in self._choices if self._is_slow(size)}
+            self._suspects |= slow
+            if reason := self._why_probe(slow - self._slow):
+                self.links = self._probe(reason)
+                for size, choice in self._choices.items():
+                    choice.forget(self._modelled_ns(size))
+                self._suspects |= set(self._choices)
+            self._slow = slow
         for size in self._choices:
             self._decide(size)
         pause = max(1, round(self.options.check_interval_ns / step_ns))
-        on_trial = any(not choice.is_settled for choice in self._choices.values())
-        self._next_check = self._step + (0 if on_trial else pause)
+        self._next_check = self._step + (0 if self._is_on_trial() else pause)
 
     def _why_probe(self, newly_slow: set[int]) -> str:
         """Why the links should be measured again; '' where they should not."""
@@ -205,9 +206,9 @@ class Selector:
 
     def _decide(self, size: int) -> None:
         choice = self._choices[size]
-        before = choice.current
+        before, was_settled = choice.current, choice.is_settled
         after = choice.next(self.options.fallback_topology if size in self._suspects else "")
-        if before != after:
+        if before != after or choice.is_settled > was_settled:
             self.events.append(
                 Switch(
                     step=self._step,
@@ -261,6 +262,9 @@ class Selector:
         for call, spent_ns in zip(told.calls, longest, strict=True):
             self._choices[call.size_bytes].observe(call.algorithm, spent_ns)
         return float(step_ns)
+
+    def _is_on_trial(self) -> bool:
+        return any(not choice.is_settled for choice in self._choices.values())
 
     def _is_slow(self, size_bytes: int) -> bool:
         threshold = self.options.bandwidth_threshold_bytes_per_s

@@ -22,6 +22,7 @@ from torch import Tensor
 from claw_plan.executor.communication import probe
 from claw_plan.executor.communication.algorithms import NAMES, NATIVE, Exchange, exchange
 from claw_plan.executor.communication.bucket_checks import BucketChecks, checked_all_reduce
+from claw_plan.executor.communication.choice import REMEMBERED
 from claw_plan.executor.communication.group import CollectiveGroup, create_group
 from claw_plan.executor.communication.probe import probe_links, probe_pairs
 from claw_plan.executor.communication.selector import Probe, Selector
@@ -31,7 +32,7 @@ from claw_plan.kernels.codec import codec_of
 
 HOSTS = ["a", "a", "b", "b"]
 BUFFERS = (1000, 300_000)
-STEPS = 40
+STEPS = 150
 
 
 def groups(rank: int) -> dict[str, Any]:
@@ -129,17 +130,18 @@ def slows() -> dict[str, Any]:
     selector = Selector(SlowedGroup(**fields), options)
     before = selector.links
 
-    def steps(has_ended: Callable[[], bool], further: int = 0) -> None:
-        """So many after what must happen within 150."""
-        last = 150
-        for step in range(150 + further):
+    def steps(has_ended: Callable[[], bool], in_a_row: int = 1) -> None:
+        """Until something has been so for some steps, 300 at most."""
+        row = 0
+        for _ in range(300):
             selector.all_reduce(torch.ones(SLOWED_BYTES // 4))
             selector.step_ended()
-            last = min(last, step if has_ended() else last)
-            if step >= last + further:
+            row = row + 1 if has_ended() else 0
+            if row == in_a_row:
                 return
 
-    steps(lambda: selector.is_settled(SLOWED_BYTES), further=12)
+    # As many as it takes to know what a call takes as a rule.
+    steps(lambda: selector.is_settled(SLOWED_BYTES), in_a_row=REMEMBERED + 3)
     selector.take_events()
     SlowedGroup.since_s = time.monotonic()
     steps(lambda: any(isinstance(event, Probe) for event in selector.events))
