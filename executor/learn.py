@@ -27,7 +27,12 @@ from claw_plan.profiles.fit import NEUTRAL, StepTime, fit_constants
 from claw_plan.profiles.profile import Profile, load_profile, save_profile
 from claw_plan.profiles.units import NS_PER_MS
 
-PROBES = {"op_scale": 1.05, "op_overhead_ns": 10_000.0, "collective_overhead_ns": 100_000.0}
+PROBES = {
+    "op_scale": 1.05,
+    "collective_scale": 1.05,
+    "op_overhead_ns": 10_000.0,
+    "collective_overhead_ns": 100_000.0,
+}
 """Values at which the slope of a prediction is taken: small against a step, large against a ns.
 A step's own overhead is simply added."""
 

@@ -161,7 +161,7 @@ class Candidate:
         if self.collective != "auto":
             parts.append(f"all-reduce by {self.collective}")
         if self.codec != "none":
-            parts.append(f"gradients as {self.codec}")
+            parts.append(f"exchanged as {self.codec}")
         if self.mesh_order != MESH_ORDER:
             names = [name for name in self.mesh_order if getattr(self, name) > 1]
             parts.append(f"mesh {'/'.join(names) or 'of one'}")

@@ -287,7 +287,7 @@ def describe_codec(text: str) -> CodecDescriptor:
     name, _, given = text.partition(":")
     form = _FORMS.get(name)
     if form is None:
-        raise CodecError(f"codec {text!r}: {near_matches(name, CODEC_NAMES)}")
+        raise CodecError(f"there is no codec {name!r}; {near_matches(name, CODEC_NAMES)}")
     values = given.split(",") if given else []
     if len(values) > len(form.parameters):
         known = ",".join(parameter.name for parameter in form.parameters)

@@ -229,6 +229,7 @@ class _NodeCollectives:
         self._calibrations = {family: Calibration(some) for family, some in points.items()}
         overhead_ns = profile.constant(node.device.name, "collective_overhead_ns", 0.0)
         self._overhead_ns = round(overhead_ns)
+        self._scale = profile.constant(node.device.name, "collective_scale", 1.0)
 
     def _analytic(self, work: CollectiveWork) -> CollectiveCost:
         return analytic_collective(self._node, self._network, work)
@@ -237,6 +238,8 @@ class _NodeCollectives:
         cost = self._alone(work)
         if work.group_size == 1 or work.bytes == 0:
             return cost
+        if self._scale != 1.0:
+            cost = _lasting(cost, self._scale * cost.alone_ns, cost.source)
         return dataclasses.replace(cost, latency_ns=cost.latency_ns + self._overhead_ns)
 
     def _alone(self, work: CollectiveWork) -> CollectiveCost:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 NEUTRAL = {
     "op_scale": 1.0,
+    "collective_scale": 1.0,
     "op_overhead_ns": 0.0,
     "collective_overhead_ns": 0.0,
     "step_overhead_ns": 0.0,
@@ -29,6 +30,7 @@ NEUTRAL = {
 
 PRIOR_SPREAD = {
     "op_scale": 0.3,
+    "collective_scale": 0.1,
     "op_overhead_ns": 20_000.0,
     "collective_overhead_ns": 500_000.0,
     "step_overhead_ns": 0.03,
@@ -38,7 +40,13 @@ PRIOR_SPREAD = {
 Kernels in a row take between .75 and 1.3 of the sum of their single times, and a step's fixed part
 is a few milliseconds in a hundred (steps of a 10M-parameter GPT on two cores). Python and autograd
 cost some ten microseconds a kernel, the hooks around a collective some hundred (same steps, whose
-processor time exceeded their kernels' by 0.9 ms a block)."""
+processor time exceeded their kernels' by 0.9 ms a block). Collectives beside each other and beside
+kernels take 3 to 9 % longer than alone (gloo's all-reduces of 3 to 26 MB between shaped hosts,
+docs/shaped_compression.md); without this constant kernels were taken for slow where steps are
+mostly traffic."""
+
+SCALES = frozenset({"op_scale", "collective_scale"})
+"""What may lie below its neutral value; an overhead is not negative."""
 
 STEP_NOISE = 0.03
 """Medians of equal runs differ by so much (two cores, gloo)."""
@@ -99,22 +107,25 @@ def _fit(steps: list[StepTime]) -> dict[str, float]:
         name: NEUTRAL[name] + spreads[name] * float(value)
         for name, value in zip(NEUTRAL, found, strict=True)
     }
-    return constants | {"op_scale": float(np.clip(constants["op_scale"], *_SCALE_LIMITS))}
+    return constants | {
+        name: float(np.clip(constants[name], *_SCALE_LIMITS)) for name in sorted(SCALES)
+    }
 
 
 def _ridge(rows: Array, goal: Array) -> Array:
-    """Least squares drawn to zero; all but the first, the scale, are not negative.
+    """Least squares drawn to zero; all but the scales are not negative.
 
     The most negative is held at zero and the rest solved again, until none is.
     """
     count = rows.shape[1]
     free = list(range(count))
+    bounded = [name not in SCALES for name in NEUTRAL]
     while True:
         left = np.concatenate([rows[:, free], STEP_NOISE * np.eye(len(free))])
         right = np.concatenate([goal, np.zeros(len(free))])
         solved = np.linalg.lstsq(left, right, rcond=None)[0]
-        lowest = min(range(len(free)), key=lambda i: solved[i] if free[i] else 0.0)
-        if not free[lowest] or solved[lowest] >= 0:
+        lowest = min(range(len(free)), key=lambda i: solved[i] if bounded[free[i]] else 0.0)
+        if not bounded[free[lowest]] or solved[lowest] >= 0:
             break
         del free[lowest]
     found = np.zeros(count)

@@ -39,7 +39,7 @@ def test_momentum_is_kept_before_the_codec() -> None:
 
 
 def test_an_unknown_name_is_told() -> None:
-    with pytest.raises(CodecError, match="codec 'onebit': did you mean 'one_bit'"):
+    with pytest.raises(CodecError, match="no codec 'onebit'; did you mean 'one_bit'"):
         codec_of("onebit")
 
 

@@ -131,6 +131,6 @@ def test_what_is_not_usual_is_said():
         mesh_order=("dp_replicate", "dp_shard", "cp", "pp", "tp"),
     )  # fmt: skip
     assert odd.short().endswith(
-        "microbatch 1, buckets of 5 MB, all-reduce by ring, gradients as one_bit, "
+        "microbatch 1, buckets of 5 MB, all-reduce by ring, exchanged as one_bit, "
         "mesh dp_replicate/pp"
     )

@@ -19,7 +19,7 @@ def test_a_schedule_brings_its_stages_and_stages_a_schedule():
         ({"dp_shard": 8}, "asks for 8 devices (pp x dp x tp); the cluster 'toy' has 6"),
         ({"cp": 2, "tp": 2}, "cp x tp: no test proves"),
         ({"tp": 1, "sequence_parallel": True}, "acts with tp above 1 only"),
-        ({"codec": "int9"}, "codec=int9: codec 'int9'"),
+        ({"codec": "int9"}, "codec=int9: there is no codec 'int9'"),
         ({"codec": "one_bit", "dp_shard": 2}, "use dp_replicate above 1, dp_shard=1 and pp=1"),
         ({"codec": "one_bit", "pp": 2}, "use dp_replicate above 1, dp_shard=1 and pp=1"),
         ({"codec": "one_bit", "offload": "optimizer"}, "use offload=none"),

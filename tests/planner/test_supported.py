@@ -45,7 +45,7 @@ SHARDS_FIRST = ("dp_shard", "dp_replicate", "pp", "cp", "tp")
         ({"ep": 2, "dp_shard": 4, "blocks_per_group": 2}, "with blocks_per_group=2 is not proven"),
         ({"zero": 2, "pp": 2, "dp_shard": 2}, "reduced once a step; use zero=1"),
         ({"offload": "params"}, "use one of none, optimizer"),
-        ({"codec": "int9"}, "codec=int9: codec 'int9'"),
+        ({"codec": "int9"}, "codec=int9: there is no codec 'int9'"),
         ({"codec": "low_rank", "dp_replicate": 2, "tp": 2}, "not proven with tensor parallelism"),
         (
             {"codec": "one_bit", "collective": "ring", "dp_replicate": 2, "tp": 2},

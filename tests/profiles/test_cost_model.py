@@ -112,6 +112,17 @@ def test_measured_collectives_last_what_was_measured() -> None:
     assert 0 < cost.latency_ns < 3_000_000
 
 
+def test_learnt_constants_lengthen_measured_collectives() -> None:
+    work = all_reduce(1 << 20)
+    constants = {"cpu-core": {"collective_scale": 1.5, "collective_overhead_ns": 70_000.0}}
+    learnt = Profile(measurements=(measured(work, 3_000_000),), constants=constants)
+    cost = ClusterCostModel(CPU, learnt).collective(work)
+    assert cost.alone_ns == pytest.approx(1.5 * 3_000_000 + 70_000, abs=2)
+    assert (cost.bytes, cost.source) == (1 << 20, MEASURED)
+    alone = all_reduce(1 << 20, ranks=1)  # sends nothing
+    assert ClusterCostModel(CPU, learnt).collective(alone).alone_ns == 0
+
+
 def test_collectives_of_other_sizes_and_groups_follow() -> None:
     slow, plain = 2.0, ClusterCostModel(CPU)
     works = [all_reduce(size) for size in (1 << 10, 1 << 16, 1 << 22)]

@@ -42,4 +42,4 @@ def test_refusals(found: Found) -> None:
         "gradients: 15 to 25 % of all steps"
     )
     assert told[1].startswith("ExecutionError: warmup_steps is at least 1, but got 0")
-    assert told[2].startswith("CodecError: codec '2bit'")
+    assert told[2].startswith("CodecError: there is no codec '2bit'")

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from claw_plan.profiles.fit import NEUTRAL, PRIOR_SPREAD, StepTime, fit_constants
+from claw_plan.profiles.fit.steps import SCALES
 
 MS = 1_000_000
 
@@ -15,13 +16,15 @@ def step(
     other_ms: float = 0.0,
     kernels: int = 0,
     collectives: int = 0,
+    traffic_ms: float = 0.0,
 ) -> StepTime:
     return StepTime(
         device="cpu-core",
         measured_ns=round(measured_ms * MS),
-        predicted_ns=round((compute_ms + other_ms) * MS),
+        predicted_ns=round((compute_ms + other_ms + traffic_ms) * MS),
         slopes={
             "op_scale": compute_ms * MS,
+            "collective_scale": traffic_ms * MS,
             "op_overhead_ns": kernels,
             "collective_overhead_ns": collectives,
             "step_overhead_ns": 1.0,
@@ -45,6 +48,18 @@ def test_finds_the_host_time_of_kernels_and_collectives() -> None:
     assert found["op_overhead_ns"] == pytest.approx(20_000, rel=0.1)
     assert found["collective_overhead_ns"] == pytest.approx(500_000, rel=0.1)
     assert found["op_scale"] == pytest.approx(1.0, abs=0.03)
+
+
+def test_long_traffic_does_not_make_kernels_slow() -> None:
+    # Two steps, mostly of traffic that takes 8 % longer than alone, and one without any.
+    steps = [step(c + 1.08 * t, c, traffic_ms=t) for c, t in ((90, 770), (190, 1050), (300, 0))]
+    found = fit_constants(steps)["cpu-core"]
+    assert found["op_scale"] == pytest.approx(1.0, abs=0.02)
+    assert found["collective_scale"] == pytest.approx(1.08, abs=0.02)
+    # Without the third the two cannot be told apart, and most is the traffic's by its share.
+    found = fit_constants(steps[:2])["cpu-core"]
+    assert found["collective_scale"] > 1.04
+    assert found["op_scale"] < 1.08
 
 
 def test_perfect_predictions_need_no_correction() -> None:
@@ -97,5 +112,5 @@ def test_a_step_took_time() -> None:
 )
 def test_constants_stay_within_reason(rows: list[tuple[float, float, float, int, int]]) -> None:
     found = fit_constants([step(*row) for row in rows])["cpu-core"]
-    assert 0.3 <= found["op_scale"] <= 3.0
-    assert all(0.0 <= found[name] < 1e12 for name in NEUTRAL if name != "op_scale")
+    assert all(0.3 <= found[name] <= 3.0 for name in SCALES)
+    assert all(0.0 <= found[name] < 1e12 for name in NEUTRAL.keys() - SCALES)
