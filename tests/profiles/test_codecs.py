@@ -92,8 +92,8 @@ def test_a_bucket_sends_thin_factors_and_all_else_whole() -> None:
         ("topk", "there is no codec 'topk'; did you mean 'top_k'"),
         (
             "",
-            "there is no codec ''; known are fp16, fp8, int4, int8, low_rank, none, one_bit, threshold, "
-            "top_k, zero_one",
+            "there is no codec ''; known are fp16, fp8, int4, int8, low_rank, none, one_bit, "
+            "threshold, top_k, zero_one",
         ),
         ("top_k:2", "density must be a number from 1e-09 to 1, got '2'"),
         ("top_k:nan", "density must be a number from 1e-09 to 1, got 'nan'"),
