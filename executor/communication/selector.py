@@ -17,7 +17,7 @@ lengthens all algorithms alike.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -159,8 +159,10 @@ class Selector:
 
     def _decide_all(self, told: _Told) -> None:
         step_ns = self._observe(told)
-        # A trial may be of something slow, and new links would end it: both wait for its end.
-        if not self._is_on_trial():
+        # A trial may be of something slow, and new links would end it: both wait for its end. Sizes
+        # that no longer come, as those before DistributedDataParallel makes its buckets anew, do not.
+        coming = {call.size_bytes for call in told.calls}
+        if not self._is_on_trial(coming):
             slow = {size for size in self._choices if self._is_slow(size)}
             self._suspects |= slow
             if reason := self._why_probe(slow - self._slow):
@@ -172,7 +174,7 @@ class Selector:
         for size in self._choices:
             self._decide(size)
         pause = max(1, round(self.options.check_interval_ns / step_ns))
-        self._next_check = self._step + (0 if self._is_on_trial() else pause)
+        self._next_check = self._step + (0 if self._is_on_trial(coming) else pause)
 
     def _why_probe(self, newly_slow: set[int]) -> str:
         """Why the links should be measured again; '' where they should not."""
@@ -208,7 +210,7 @@ class Selector:
         choice = self._choices[size]
         before, was_settled = choice.current, choice.is_settled
         after = choice.next(self.options.fallback_topology if size in self._suspects else "")
-        if before != after or choice.is_settled > was_settled:
+        if before != after or (choice.is_settled and not was_settled):
             self.events.append(
                 Switch(
                     step=self._step,
@@ -263,8 +265,8 @@ class Selector:
             self._choices[call.size_bytes].observe(call.algorithm, spent_ns)
         return float(step_ns)
 
-    def _is_on_trial(self) -> bool:
-        return any(not choice.is_settled for choice in self._choices.values())
+    def _is_on_trial(self, sizes: Collection[int]) -> bool:
+        return any(not self._choices[size].is_settled for size in sizes)
 
     def _is_slow(self, size_bytes: int) -> bool:
         threshold = self.options.bandwidth_threshold_bytes_per_s
