@@ -7,7 +7,7 @@ take its turns, not its time, though they do take its cache.
 A copy whose memory a cache holds is twice as fast as another, so both find theirs in one state:
 
     cached   both work on the same few tensors again and again, after turns that let caches settle
-    memory   every pass takes the next of many tensors, more than caches hold
+    memory   every pass takes the next of many, so that what it reads was not touched for long
 
 The copy and decoding write into memory that they have; codes are made anew. New memory costs more
 than the arithmetic where the C library gives it back to the system each time, as it does with
@@ -43,7 +43,8 @@ WARM_TURNS = 6
 """Caches take three or four turns to settle."""
 
 RING = 16
-"""Pairs of tensors that passes take one after the other where each is to come from memory."""
+"""Tensors, and room and codes for each, that passes take one after the other where what they read
+is to come from memory."""
 
 STATES = {"cached": 1, "memory": RING}
 PASSES = ("encode", "decode", "with feedback")
@@ -67,30 +68,30 @@ def seconds(action: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-Pass = Callable[[Tensor, Tensor], object]
-"""Reads one tensor, and writes the other or makes something new."""
+Buffers = tuple[Tensor, Tensor, Tensor]
+"""Numbers, room for as many, and their codes."""
+
+Pass = Callable[[Tensor, Tensor, Tensor], object]
 
 
-def passes(codec: Codec, x: Tensor) -> Iterator[tuple[str, Pass]]:
-    """What a codec does with a tensor; x has the codes that are decoded."""
-    codes = codec.encode(x)
+def passes(codec: Codec) -> Iterator[tuple[str, Pass]]:
+    """What a codec does with buffers."""
     feedback = ErrorFeedback(codec)
-    yield "encode", lambda given, _: codec.encode(given)
-    yield "decode", lambda _, room: codec.decode_into(codes, room)
+    yield "encode", lambda given, _, __: codec.encode(given)
+    yield "decode", lambda _, room, codes: codec.decode_into(codes, room)
     if codec.needs_error_feedback:
-        yield "with feedback", lambda given, _: feedback.encode(given)
+        yield "with feedback", lambda given, _, __: feedback.encode(given)
 
 
 def beside_copies(
-    action: Pass, ring: Iterator[tuple[Tensor, Tensor]], turns: int
+    action: Pass, ring: Iterator[Buffers], turns: int
 ) -> tuple[list[float], list[float]]:
     """Of each turn: the copy's seconds, and how many times a pass's they are."""
     copies, ratios = [], []
     for turn in range(WARM_TURNS + turns):
-        given, room = next(ring)
+        given, room, _ = next(ring)
         copy = seconds(partial(room.copy_, given), given.device)
-        given, room = next(ring)
-        taken = seconds(partial(action, given, room), given.device)
+        taken = seconds(partial(action, *next(ring)), given.device)
         if turn >= WARM_TURNS:
             copies.append(copy)
             ratios.append(copy / taken)
@@ -112,13 +113,15 @@ def main() -> None:
     rows = []
     for text in TEXTS:
         figures = []
-        work = dict(passes(codec_of(text), given[0]))
+        codec = codec_of(text)
+        work = dict(passes(codec))
+        buffers = [(x, room, codec.encode(x)) for x, room in pairs]
         for state, tensors in STATES.items():
             for name in PASSES:
                 if name not in work:
                     figures.append("-")
                     continue
-                ring = cycle(pairs[:tensors])
+                ring = cycle(buffers[:tensors])
                 copied, ratios = beside_copies(work[name], ring, arguments.rounds)
                 copies[state] += copied
                 figures.append(told(ratios))

@@ -40,10 +40,9 @@ PRIOR_SPREAD = {
 Kernels in a row take between .75 and 1.3 of the sum of their single times, and a step's fixed part
 is a few milliseconds in a hundred (steps of a 10M-parameter GPT on two cores). Python and autograd
 cost some ten microseconds a kernel, the hooks around a collective some hundred (same steps, whose
-processor time exceeded their kernels' by 0.9 ms a block). Collectives beside each other and beside
-kernels take 3 to 9 % longer than alone (gloo's all-reduces of 3 to 26 MB between shaped hosts,
-docs/shaped_compression.md); without this constant kernels were taken for slow where steps are
-mostly traffic."""
+processor time exceeded their kernels' by 0.9 ms a block). `collective_scale` is
+chosen about as wide as the 3 to 9 % by which gloo's all-reduces outlast their bytes between shaped
+hosts (docs/shaped_compression.md); without it steps that are mostly traffic made kernels slow."""
 
 SCALES = frozenset({"op_scale", "collective_scale"})
 """What may lie below its neutral value; an overhead is not negative."""
