@@ -43,7 +43,7 @@ def _use_wide_vectors() -> None:
     """Lets LLVM use all 512 bits of vectors where there are so many, unless a user chose.
 
     It keeps to 256 on many Intel processors, for fear of a lower clock; these loops gain from all,
-    random rounding most: 1.7 for 3.9 ms (docs/codecs.md).
+    random rounding most, which becomes nearly twice as fast (docs/codecs.md).
     """
     config: Any = numba.config
     features = get_host_cpu_features()
