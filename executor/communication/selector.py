@@ -160,7 +160,7 @@ class Selector:
     def _decide_all(self, told: _Told) -> None:
         step_ns = self._observe(told)
         # A trial may be of something slow, and new links would end it; both wait for its end, yet
-        # not for sizes that no longer come, as DistributedDataParallel's before it rebuilt its own.
+        # not for sizes that no longer come: DistributedDataParallel makes its buckets anew once.
         coming = {call.size_bytes for call in told.calls}
         if not self._is_on_trial(coming):
             slow = {size for size in self._choices if self._is_slow(size)}
